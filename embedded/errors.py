@@ -1,0 +1,22 @@
+"""The one error of this package that a person is meant to read."""
+
+import errno
+
+
+class EmbeddedServerError(Exception):
+    """An embedded server could not be had; the message says what happened and what to do."""
+
+
+def explain_os_error(error: OSError, *, what: str) -> EmbeddedServerError:
+    """Translate an operating system error met while doing `what`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return disk_full(what)
+    return EmbeddedServerError(f"{what}: {error.strerror or error} ({error.filename or 'no file'}).")
+
+
+def disk_full(what: str) -> EmbeddedServerError:
+    """Build the error for a disk without space left, met while doing `what`."""
+    return EmbeddedServerError(
+        f"{what}: no space left on the disk. Free some space, or use another data folder "
+        "(--data-dir)."
+    )

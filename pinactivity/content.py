@@ -1,0 +1,51 @@
+"""What comes in as a body and what goes out: strict JSON, whatever the client prefers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rest_framework.exceptions import ParseError
+from rest_framework.negotiation import BaseContentNegotiation
+from rest_framework.parsers import BaseParser
+from rest_framework.renderers import BaseRenderer
+from rest_framework.request import Request
+
+from pinactivity import strict_json
+
+
+class StrictJSONParser(BaseParser):
+    """Parse a body as strict JSON.
+
+    Raises:
+        ParseError: see `strict_json.loads`.
+        RequestDataTooBig: larger than DATA_UPLOAD_MAX_MEMORY_SIZE.
+    """
+
+    media_type = "application/json"
+
+    def parse(
+        self,
+        stream: Any,
+        media_type: str | None = None,
+        parser_context: Mapping[str, Any] | None = None,
+    ) -> Any:
+        request: Request = (parser_context or {})["request"]
+        try:
+            return strict_json.loads(request._request.body)  # bounded by Django, as a stream is not
+        except strict_json.InvalidJSON as fault:
+            raise ParseError(str(fault)) from None
+
+
+class OneRepresentation(BaseContentNegotiation):
+    """Answer JSON whatever Accept says: there is nothing else to choose (RFC 9110, 12.5.1)."""
+
+    def select_parser(self, request: Request, parsers: Sequence[BaseParser]) -> BaseParser | None:
+        offered = (request.content_type or "").partition(";")[0].strip().lower()
+        return next((parser for parser in parsers if parser.media_type == offered), None)
+
+    def select_renderer(
+        self,
+        request: Request,
+        renderers: Sequence[BaseRenderer],
+        format_suffix: str | None = None,
+    ) -> tuple[BaseRenderer, str]:
+        return renderers[0], renderers[0].media_type

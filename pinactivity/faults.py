@@ -1,0 +1,51 @@
+"""What an exception is, told without its text.
+
+PostgreSQL's DETAIL quotes the whole row (addresses, User-Agents), and other libraries quote
+their input: only class, SQLSTATE and constraint are ever recorded (design, section 13).
+"""
+
+from django.db import DatabaseError, InterfaceError
+
+STATEMENT_TIMEOUT = "57014"
+LOCK_TIMEOUT = "55P03"
+
+
+def sqlstate(fault: BaseException) -> str | None:
+    """Return the SQLSTATE of a database error, Django's or psycopg's, if it has one."""
+    # Django wraps psycopg's error as the cause; either may be what arrives here.
+    for candidate in (fault, fault.__cause__):
+        code = getattr(candidate, "sqlstate", None)
+        if isinstance(code, str):
+            return code
+    return None
+
+
+def constraint(fault: BaseException) -> str | None:
+    """Return the name of the constraint that a database error broke, if it names one."""
+    for candidate in (fault, fault.__cause__):
+        name = getattr(getattr(candidate, "diag", None), "constraint_name", None)
+        if isinstance(name, str):
+            return name
+    return None
+
+
+def is_connection_lost(fault: BaseException) -> bool:
+    """Tell whether the database went away: SQLSTATE 08*, 57P*, or an error without any."""
+    if not isinstance(fault, DatabaseError | InterfaceError):
+        return False
+    code = sqlstate(fault)
+    return code is None or code.startswith(("08", "57P"))
+
+
+def describe_fault(fault: BaseException) -> dict[str, str]:
+    """Describe an exception for a log line or a row.
+
+    Returns:
+        {"errorClass": .., "sqlstate": .., "constraint": ..}; absent parts are left out.
+    """
+    parts = {"errorClass": type(fault).__qualname__}
+    if code := sqlstate(fault):
+        parts["sqlstate"] = code
+    if name := constraint(fault):
+        parts["constraint"] = name
+    return parts

@@ -1,0 +1,30 @@
+"""Is this process alive, and can it serve?"""
+
+from django.db import Error, connection
+from django.db.migrations.executor import MigrationExecutor
+from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from pinactivity.problems import answer
+
+_migrated = False  # once true it stays true for the life of the process
+
+
+def live(request: HttpRequest) -> HttpResponse:
+    """Answer that the process answers."""
+    return JsonResponse({"Status": "live"})
+
+
+def ready(request: HttpRequest) -> HttpResponse:
+    """Answer 200 when PostgreSQL is reachable and migrated, else 503."""
+    global _migrated  # noqa: PLW0603 - see above
+    try:
+        if not _migrated:
+            executor = MigrationExecutor(connection)
+            if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+                return answer("USER_ACTIVITY_STORAGE_UNAVAILABLE", detail="Not migrated.")
+            _migrated = True
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except Error:
+        return answer("USER_ACTIVITY_STORAGE_UNAVAILABLE", detail="PostgreSQL does not answer.")
+    return JsonResponse({"Status": "ready"})

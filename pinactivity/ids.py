@@ -1,0 +1,36 @@
+"""Ids: UUIDs, time-ordered (v7) where we make them."""
+
+import re
+from uuid import UUID
+
+from uuid_utils.compat import uuid7
+
+__all__ = ["NIL", "new_id", "parse_id"]
+
+NIL = UUID(int=0)
+
+_HEX_32 = r"[0-9a-f]{32}"
+_DASHED = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+# The legal spellings: RFC 9562 with dashes, as a URN, in braces (GUID), and bare hex.
+_SPELLING = re.compile(rf"{_HEX_32}|{_DASHED}|\{{{_DASHED}\}}|urn:uuid:{_DASHED}", re.IGNORECASE)
+
+
+def new_id() -> UUID:
+    """Make a UUID v7: unique, and ordered by the time it was made."""
+    return uuid7()
+
+
+def parse_id(text: object) -> UUID:
+    """Read one id in any legal spelling.
+
+    `uuid.UUID` alone is too kind: it drops dashes and braces wherever they stand.
+
+    Raises:
+        ValueError: not a string, not a legal spelling, or the nil UUID.
+    """
+    if not isinstance(text, str) or len(text) > 45 or not _SPELLING.fullmatch(text):
+        raise ValueError("Must be a UUID.")
+    value = UUID(text)
+    if value == NIL:
+        raise ValueError("Must not be the nil UUID.")
+    return value

@@ -1,0 +1,140 @@
+"""Publishing to Kafka: every message is answered for by its own acknowledgement."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+from kafka import KafkaProducer
+from kafka.errors import (
+    InvalidRecordError,
+    InvalidTimestampError,
+    KafkaError,
+    MessageSizeTooLargeError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    topic: str
+    key: bytes
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryFault:
+    """Why a message was not acknowledged."""
+
+    code: str
+    """The class of the error, never its text."""
+    message_at_fault: bool
+    """True: sending it again cannot help. False: the broker's fault, send it again later."""
+
+
+class Publisher(Protocol):
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+        """Send messages in order and wait for the broker's word on each.
+
+        Returns:
+            One entry a message: None is acknowledged. Never raises for a fault of broker or
+            message.
+        """
+
+    def close(self) -> None:
+        """Give up the connection within a bounded time."""
+
+
+_MESSAGE_FAULTS = (
+    MessageSizeTooLargeError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    # What send() raises at once for values that it cannot put on the wire.
+    TypeError,
+    ValueError,
+)
+
+
+class KafkaPublisher:
+    """Publishes by kafka-python's idempotent producer, made at the first use.
+
+    Args:
+        bootstrap_servers: host:port each.
+        delivery_timeout: Bound of one `publish`, and of `close`.
+    """
+
+    def __init__(self, *, bootstrap_servers: list[str], delivery_timeout: timedelta) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._timeout = delivery_timeout.total_seconds()
+        self._producer: KafkaProducer | None = None
+
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+        """See `Publisher`. After a fault that may be the producer's own a new one is made."""
+        deadline = time.monotonic() + self._timeout
+        try:
+            producer = self._connect()
+        except (KafkaError, OSError) as fault:
+            return [_describe(fault)] * len(messages)
+        futures: list[Any] = []
+        for message in messages:
+            try:
+                futures.append(
+                    producer.send(
+                        message.topic,
+                        key=message.key,
+                        value=message.value,
+                        headers=list(message.headers),
+                    )
+                )
+            except (KafkaError, TypeError, ValueError) as fault:
+                futures.append(_describe(fault))
+                if not isinstance(fault, _MESSAGE_FAULTS):
+                    # The broker is away; asking for each message would wait as often.
+                    futures.extend([_describe(fault)] * (len(messages) - len(futures)))
+                    break
+        faults = [
+            future if isinstance(future, DeliveryFault) else _wait(future, deadline)
+            for future in futures
+        ]
+        if any(fault and not fault.message_at_fault for fault in faults):
+            self.close()
+        return faults
+
+    def close(self) -> None:
+        """See `Publisher`. What is not acknowledged by then stays with the caller."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(KafkaError, OSError):
+                producer.close(timeout=1)
+
+    def _connect(self) -> KafkaProducer:
+        if self._producer is None:
+            milliseconds = int(self._timeout * 1000)
+            self._producer = KafkaProducer(
+                bootstrap_servers=self._bootstrap_servers,
+                client_id="pinactivity-relay",
+                acks="all",
+                enable_idempotence=True,
+                allow_auto_create_topics=False,
+                linger_ms=5,
+                batch_size=128 * 1024,
+                bootstrap_timeout_ms=milliseconds,
+                max_block_ms=milliseconds // 2,
+                request_timeout_ms=milliseconds // 2,
+                delivery_timeout_ms=milliseconds,
+            )
+        return self._producer
+
+
+def _wait(future: Any, deadline: float) -> DeliveryFault | None:
+    try:
+        future.get(timeout=max(deadline - time.monotonic(), 0.001))
+    except KafkaError as fault:
+        return _describe(fault)
+    return None
+
+
+def _describe(fault: Exception) -> DeliveryFault:
+    return DeliveryFault(type(fault).__name__, isinstance(fault, _MESSAGE_FAULTS))

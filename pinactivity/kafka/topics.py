@@ -1,0 +1,64 @@
+"""The topics of this service and of its neighbours (design, section 8)."""
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import TopicAlreadyExistsError, for_code
+
+SESSION_LINKED = "pin.user-activity.session-linked.v1"
+SESSION_ENDED = "pin.user-activity.session-ended.v1"
+PROPERTY_OBJECT_VIEW_ENDED = "pin.user-activity.property-object-view-ended.v1"
+USER_SIGNED_IN = "pin.identity.user-signed-in"
+PROPERTY_OBJECT_CHANGED = "pin.catalog.property-object-changed.v1"
+
+TOPICS = (
+    SESSION_LINKED,
+    SESSION_ENDED,
+    PROPERTY_OBJECT_VIEW_ENDED,
+    USER_SIGNED_IN,
+    PROPERTY_OBJECT_CHANGED,
+)
+
+
+def create_topics(
+    names: Iterable[str],
+    *,
+    bootstrap_servers: list[str],
+    partitions: int,
+    replication: int,
+    retention: timedelta,
+) -> list[str]:
+    """Create the topics that do not exist; harmless twice and from two processes.
+
+    Returns:
+        The names that this call created.
+
+    Raises:
+        KafkaError: the broker is away, or refuses a topic.
+    """
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers, bootstrap_timeout_ms=10_000)
+    try:
+        existing = set(admin.list_topics())
+        wanted = {
+            name: {
+                "num_partitions": partitions,
+                "replication_factor": replication,
+                "configs": {"retention.ms": str(retention // timedelta(milliseconds=1))},
+            }
+            for name in names
+            if name not in existing
+        }
+        if not wanted:
+            return []
+        answer = admin.create_topics(wanted, raise_errors=False)
+        created = []
+        for topic in answer["topics"]:
+            fault = for_code(topic["error_code"])
+            if topic["error_code"] == 0:
+                created.append(topic["name"])
+            elif fault is not TopicAlreadyExistsError:
+                raise fault(topic["name"])
+        return created
+    finally:
+        admin.close()

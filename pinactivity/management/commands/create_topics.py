@@ -1,0 +1,28 @@
+"""manage.py create_topics"""
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from kafka.errors import KafkaError
+
+from pinactivity.kafka.topics import TOPICS, create_topics
+
+
+class Command(BaseCommand):
+    help = "Create the Kafka topics that do not exist yet: ours, identity's and catalog's."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            created = create_topics(
+                TOPICS,
+                bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+                partitions=settings.KAFKA_TOPIC_PARTITIONS,
+                replication=settings.KAFKA_TOPIC_REPLICATION,
+                retention=settings.KAFKA_TOPIC_RETENTION,
+            )
+        except (KafkaError, OSError) as fault:
+            raise CommandError(f"Kafka refused: {type(fault).__name__}") from fault
+        for name in created:
+            self.stdout.write(f"created {name}")
+        self.stdout.write(f"{len(created)} created, {len(TOPICS) - len(created)} existed")

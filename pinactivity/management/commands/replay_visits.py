@@ -1,0 +1,120 @@
+"""manage.py replay_visits FILE"""
+
+import logging
+import time
+from argparse import ArgumentParser, ArgumentTypeError
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from django.db import OperationalError, connection
+from tqdm import tqdm
+
+from pinactivity.clock import statement_time
+from pinactivity.locks import REPLAY, advisory_lock
+from pinactivity.replay import (
+    Replay,
+    ReplayFailed,
+    UnreadableVisits,
+    Visit,
+    anonymous_id,
+    read_visits,
+)
+from sessions.closer import ActivityCloser
+from sessions.models import Session
+
+
+class Command(BaseCommand):
+    help = "Play recorded visits (seconds,device,page) through the services, in their own time."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("file", type=Path)
+        parser.add_argument(
+            "--start", type=_aware_time, help="ISO 8601; default: yesterday 00:00 UTC."
+        )
+        parser.add_argument(
+            "--tick", type=_tick, default=timedelta(seconds=60), help="Seconds between closer runs."
+        )
+        parser.add_argument(
+            "--again", action="store_true", help="Play even if the first device is known already."
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            visits = read_visits(options["file"])
+        except UnreadableVisits as fault:
+            raise CommandError(str(fault)) from fault
+        if not visits:
+            raise CommandError(f"{options['file']}: there are no visits.")
+        try:
+            with advisory_lock(REPLAY, wait=True):
+                self._replay(visits, **options)
+        except OperationalError as fault:
+            raise CommandError(
+                "PostgreSQL is away, or another replay or a run of the closer is under way:"
+                " try again."
+            ) from fault
+        except ReplayFailed as fault:
+            raise CommandError(f"{fault} The log has the reason.") from fault
+
+    def _replay(
+        self,
+        visits: list[Visit],
+        *,
+        start: datetime | None,
+        tick: timedelta,
+        again: bool,
+        **_: Any,
+    ) -> None:
+        now = statement_time()
+        if start is None:
+            start = datetime(now.year, now.month, now.day, tzinfo=UTC) - timedelta(days=1)
+        last = start + timedelta(seconds=visits[-1].seconds)
+        if last + 2 * settings.ACTIVITY_CLOSER.inactivity_threshold + tick > now:
+            raise CommandError("The replay would end in the future: give an earlier --start.")
+        first = anonymous_id(visits[0].device)
+        if not again and Session.objects.filter(anonymous_id=first).exists():
+            raise CommandError("These visits were played already: --again plays them once more.")
+
+        # A lost tail of a replay is no loss: what is there stays whole all the same.
+        with connection.cursor() as cursor:
+            cursor.execute("SET synchronous_commit = off")
+        logging.getLogger("sessions.closer").setLevel(logging.WARNING)  # a line a tick says little
+        replay = Replay(
+            visits,
+            start=start,
+            tick=tick,
+            user_agents=_shipped_user_agents(),
+            closer=ActivityCloser(settings.ACTIVITY_CLOSER),
+        )
+        began = time.monotonic()
+        with tqdm(total=len(visits), desc="replay", unit=" visits", disable=None) as bar:
+            result = replay.run(advance=bar.update)
+        seconds = time.monotonic() - began
+        self.stdout.write(
+            f"replayed {result.rows} visits from {start.isoformat()} in {seconds:.0f} s"
+            f" ({result.rows / seconds:.0f} a second), {result.ticks} runs of the closer:"
+            f" {result.sessions_closed} sessions and {result.views_closed} views closed,"
+            f" {result.sessions_closed + result.views_closed} events"
+        )
+
+
+def _shipped_user_agents() -> list[str]:
+    path = settings.BASE_DIR / "data" / "user-agents.txt"
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def _aware_time(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ArgumentTypeError("must be ISO 8601, such as 2026-11-28T00:00:00Z") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _tick(text: str) -> timedelta:
+    if not text.isdecimal() or not 1 <= int(text) <= 86_400:
+        raise ArgumentTypeError("must be whole seconds from 1 to 86400")
+    return timedelta(seconds=int(text))

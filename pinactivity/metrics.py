@@ -1,0 +1,44 @@
+"""Every metric of the service: name, kind and meaning, declared once (design, section 15)."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+SESSIONS_STARTED = Counter(
+    "activity_sessions_started_total", "Sessions created by start, restart or switch."
+)
+
+# -- ActivityCloserJob: names of the specification -----------------------------------------
+
+CLOSER_RUN_DURATION = Histogram(
+    "activity_closer_run_duration_ms",
+    "Duration of a run, milliseconds.",
+    buckets=(10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 15_000, 60_000, 300_000),
+)
+CLOSER_SESSIONS_CLOSED = Counter(
+    "activity_closer_sessions_closed_total", "Sessions closed by the job."
+)
+CLOSER_VIEWS_CLOSED = Counter("activity_closer_views_closed_total", "Views closed by the job.")
+CLOSER_BACKLOG = Gauge(
+    "activity_closer_batch_backlog",
+    "Active rows past the cutoff at the end of the last run, counted to 100,000.",
+    multiprocess_mode="mostrecent",
+)
+CLOSER_ERRORS = Counter(
+    "activity_closer_errors_total", "Transactions that failed, and rows set aside after it."
+)
+CLOSER_CLOSE_LAG = Histogram(
+    "activity_closer_close_lag_seconds",
+    "EndedAt - LastActivityAt of a row closed by the job, seconds.",
+    buckets=(*range(600, 1801, 30), 3600, 86_400),
+)
+
+# -- outbox --------------------------------------------------------------------------------
+
+OUTBOX_PUBLISHED = Counter("outbox_published_total", "Messages that Kafka acknowledged.")
+OUTBOX_ERRORS = Counter(
+    "outbox_errors_total", "Batches of the relay that met a fault, by its class.", ["fault"]
+)
+OUTBOX_PUBLISH_LATENCY = Histogram(
+    "outbox_publish_latency_seconds",
+    "From the enqueuing transaction's statement to Kafka's acknowledgement.",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 3600),
+)

@@ -1,0 +1,52 @@
+"""The headers that tell who calls (design, section 5); checked before any SQL, on every call."""
+
+from uuid import UUID
+
+from django.http import HttpRequest
+
+from pinactivity.errors import AnonymousIdRequired, ValidationFailed
+from pinactivity.ids import parse_id
+
+ANONYMOUS_ID = "X-Anonymous-Id"
+USER_AGENT_LENGTH = 1024
+
+
+def required_anonymous_id(request: HttpRequest) -> UUID:
+    """Read the device's id.
+
+    Raises:
+        AnonymousIdRequired: absent, malformed or nil.
+    """
+    try:
+        return parse_id(request.headers.get(ANONYMOUS_ID))
+    except ValueError as fault:
+        raise AnonymousIdRequired({ANONYMOUS_ID: [str(fault)]}) from None
+
+
+def optional_anonymous_id(request: HttpRequest) -> UUID | None:
+    """Read the device's id where it may not have one yet.
+
+    Raises:
+        ValidationFailed: malformed or nil.
+    """
+    text = request.headers.get(ANONYMOUS_ID)
+    if text is None:
+        return None
+    try:
+        return parse_id(text)
+    except ValueError as fault:
+        raise ValidationFailed({ANONYMOUS_ID: [str(fault)]}) from None
+
+
+def user_agent(request: HttpRequest) -> str:
+    """Read the User-Agent: 1 to 1024 characters, none of them a control character.
+
+    Raises:
+        ValidationFailed: absent, empty, too long, or not text.
+    """
+    text = request.headers.get("User-Agent", "").strip()
+    if not 1 <= len(text) <= USER_AGENT_LENGTH:
+        raise ValidationFailed({"User-Agent": ["Must have from 1 to 1024 characters."]})
+    if any(character < " " or character == "\x7f" for character in text):
+        raise ValidationFailed({"User-Agent": ["Must have no control characters."]})
+    return text

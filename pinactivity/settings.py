@@ -1,0 +1,213 @@
+"""Django settings of pinactivity, all of them from the environment (README, Configuration).
+
+The only module that reads the environment, and it reads it at import: a process with a fault
+in its environment does not start, whichever entry point it came through.
+"""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from celery.schedules import crontab, schedule
+from kombu import Queue
+
+from outbox.options import OutboxOptions
+from pinactivity.env import Environment
+from pinactivity.logging import logging_config
+from sessions.options import ActivityCloserOptions
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+env = Environment()
+REQUIRED: Any = ...  # environs' own sign for "no default"
+
+# -- what kind of process this is ----------------------------------------------------------
+
+DEVELOPMENT = env.bool("PINACTIVITY_DEVELOPMENT", default=False)
+DEBUG = False  # an error page with settings and SQL is no answer, in development neither
+SECRET_KEY = env.str(
+    "SECRET_KEY",
+    default="development-only-0123456789-abcdefghijklmnopqrstuvwxyz" if DEVELOPMENT else REQUIRED,
+)
+ALLOWED_HOSTS = env.list(
+    "ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"] if DEVELOPMENT else REQUIRED
+)
+CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+TRUSTED_PROXY_COUNT = env.integer("TRUSTED_PROXY_COUNT", 0, least=0, most=10)
+METRICS_PORT = env.integer("METRICS_PORT", 0, least=0, most=65_535)
+"""Port on which a Celery process serves /metrics; 0 serves none. The web has its own path."""
+OTLP_ENDPOINT = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", default="")
+
+# -- the service's own options -------------------------------------------------------------
+
+ACTIVITY_CLOSER = env.options(
+    "ACTIVITY_CLOSER",
+    ActivityCloserOptions,
+    inactivity_threshold=env.time_span("ACTIVITY_CLOSER_INACTIVITY_THRESHOLD"),
+    polling_interval=env.time_span("ACTIVITY_CLOSER_POLLING_INTERVAL"),
+    batch_size=env.int("ACTIVITY_CLOSER_BATCH_SIZE", default=None),
+    max_run_duration=env.time_span("ACTIVITY_CLOSER_MAX_RUN_DURATION"),
+    sessions_per_transaction=env.int("ACTIVITY_CLOSER_SESSIONS_PER_TRANSACTION", default=None),
+    single_instance=env.bool("ACTIVITY_CLOSER_SINGLE_INSTANCE", default=None),
+)
+OUTBOX = env.options(
+    "OUTBOX",
+    OutboxOptions,
+    batch_size=env.int("OUTBOX_BATCH_SIZE", default=None),
+    polling_interval=env.time_span("OUTBOX_POLLING_INTERVAL"),
+    delivery_timeout=env.time_span("OUTBOX_DELIVERY_TIMEOUT"),
+)
+
+# -- PostgreSQL: it alone decides ----------------------------------------------------------
+
+DATABASE_SCHEMA = "user_activity"
+DATABASES = {
+    "default": env.database(
+        "DATABASE_URL",
+        session={
+            "search_path": f"{DATABASE_SCHEMA},public",
+            "lock_timeout": env.time_span("DATABASE_LOCK_TIMEOUT", timedelta(seconds=5)),
+            "statement_timeout": env.time_span("DATABASE_STATEMENT_TIMEOUT", timedelta(seconds=30)),
+            "idle_in_transaction_session_timeout": env.time_span(
+                "DATABASE_IDLE_IN_TRANSACTION_TIMEOUT", timedelta(minutes=1)
+            ),
+        },
+    )
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# -- Kafka ---------------------------------------------------------------------------------
+
+KAFKA_BOOTSTRAP_SERVERS = env.list("KAFKA_BOOTSTRAP_SERVERS")
+KAFKA_TOPIC_PARTITIONS = env.integer("KAFKA_TOPIC_PARTITIONS", 6, least=1, most=1000)
+KAFKA_TOPIC_REPLICATION = env.integer("KAFKA_TOPIC_REPLICATION", 1, least=1, most=10)
+KAFKA_TOPIC_RETENTION = env.time_span("KAFKA_TOPIC_RETENTION", timedelta(days=30))
+
+# -- Celery: Redis is its broker and nothing else ------------------------------------------
+
+CELERY_BROKER_URL = env.str("REDIS_URL")
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = False  # the next tick is the retry
+CELERY_TASK_QUEUES = [Queue("closer"), Queue("relay")]
+CELERY_TASK_DEFAULT_QUEUE = "closer"
+CELERY_TASK_ROUTES = {"sessions.tasks.*": {"queue": "closer"}, "outbox.tasks.*": {"queue": "relay"}}
+CELERY_WORKER_POOL = "threads"  # worker_shutting_down reaches the tasks' own process
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_TIMEZONE = "UTC"
+
+
+def _schedule(interval: timedelta) -> schedule:
+    """Whole minutes that divide the hour keep to the wall clock, across restarts of beat."""
+    minutes, rest = divmod(interval, timedelta(minutes=1))
+    if rest or 60 % (minutes or 7):
+        return schedule(interval)
+    return crontab(minute=f"*/{minutes}")
+
+
+def _tick(task: str, interval: timedelta) -> dict[str, Any]:
+    """One entry of the beat; a tick lives one interval, so a stopped worker finds no pile."""
+    return {
+        "task": task,
+        "schedule": _schedule(interval),
+        "options": {"expires": interval.total_seconds()},
+    }
+
+
+CELERY_BEAT_SCHEDULE: dict[str, Any] = {
+    **(
+        {"close-inactive": _tick("sessions.tasks.close_inactive", ACTIVITY_CLOSER.polling_interval)}
+        if ACTIVITY_CLOSER
+        else {}
+    ),
+    **({"relay-outbox": _tick("outbox.tasks.relay", OUTBOX.polling_interval)} if OUTBOX else {}),
+}
+
+# -- Django --------------------------------------------------------------------------------
+
+ROOT_URLCONF = "pinactivity.urls"
+WSGI_APPLICATION = "pinactivity.wsgi.application"
+INSTALLED_APPS = [
+    "pinactivity",
+    "sessions",
+    "views",
+    "outbox",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "django_prometheus",
+]
+MIDDLEWARE = [
+    "django_prometheus.middleware.PrometheusBeforeMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "pinactivity.tracing.RequestContextMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_prometheus.middleware.PrometheusAfterMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("MinimumLengthValidator", "CommonPasswordValidator", "NumericPasswordValidator")
+]
+APPEND_SLASH = False  # the API's paths have none, and a redirect would lose a POST's body
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en-us"
+STATIC_URL = "/static/"
+WHITENOISE_USE_FINDERS = True  # the admin's files straight from the packages: no collect step
+DATA_UPLOAD_MAX_MEMORY_SIZE = 64 * 1024
+PROMETHEUS_EXPORT_MIGRATIONS = False
+# Django bounds index names to 30 characters for Oracle's sake; the names here are the
+# specification's, and PostgreSQL takes 63.
+SILENCED_SYSTEM_CHECKS = ["models.E034"]
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [],
+    "DEFAULT_PERMISSION_CLASSES": [],
+    "DEFAULT_PARSER_CLASSES": ["pinactivity.content.StrictJSONParser"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "pinactivity.content.OneRepresentation",
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "EXCEPTION_HANDLER": "pinactivity.problems.answer_exception",
+    "UNAUTHENTICATED_USER": None,
+}
+
+# -- production is behind TLS --------------------------------------------------------------
+
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = not DEVELOPMENT
+SECURE_SSL_REDIRECT = env.bool("SECURE_SSL_REDIRECT", default=not DEVELOPMENT)
+SECURE_REDIRECT_EXEMPT = [r"^health/", r"^metrics$"]  # asked from inside, without TLS
+SECURE_HSTS_SECONDS = 0 if DEVELOPMENT else 31_536_000
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = not DEVELOPMENT
+if TRUSTED_PROXY_COUNT:
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+
+LOGGING_CONFIG = "pinactivity.logging.configure"
+LOGGING = logging_config(
+    level=env.choice("LOG_LEVEL", "INFO", among=["DEBUG", "INFO", "WARNING", "ERROR"]),
+    readable=DEVELOPMENT,
+)
+
+env.finish()

@@ -1,0 +1,83 @@
+"""JSON as strict as PostgreSQL, Kafka's readers and the standard together are.
+
+`json.loads` accepts NaN and Infinity, which jsonb does not; keeps the last of two equal keys;
+and lets NUL and lone surrogates pass, which PostgreSQL's text does not.
+"""
+
+import json
+import math
+from typing import Any
+
+MAX_DEPTH = 32
+_MAX_INTEGER = 2**63 - 1
+
+
+class InvalidJSON(ValueError):
+    """Say what is wrong with a document; never quotes it."""
+
+
+def loads(document: bytes) -> Any:
+    """Decode one JSON document in UTF-8.
+
+    Raises:
+        InvalidJSON: not UTF-8; not JSON; NaN, Infinity or a number beyond a double or 64 bits;
+            a key twice in an object; NUL or a lone surrogate; nested deeper than 32.
+    """
+    try:
+        value = json.loads(
+            document.decode(),
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant,
+            parse_float=_float,
+            parse_int=_integer,
+        )
+    except InvalidJSON:
+        raise
+    except UnicodeDecodeError:
+        raise InvalidJSON("Must be UTF-8.") from None
+    except RecursionError:
+        raise InvalidJSON("Is nested too deep.") from None
+    except ValueError:
+        raise InvalidJSON("Is not valid JSON.") from None
+    _walk(value, 0)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise InvalidJSON("Has a key twice in one object.")
+    return result
+
+
+def _refuse_constant(_: str) -> float:
+    raise InvalidJSON("Has a number that is not finite.")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise InvalidJSON("Has a number that is not finite.")
+    return value
+
+
+def _integer(text: str) -> int:
+    # Compared by length first: int() of a long text takes quadratic time.
+    if len(text) > 20 or abs(int(text)) > _MAX_INTEGER:
+        raise InvalidJSON("Has a whole number beyond 64 bits.")
+    return int(text)
+
+
+def _walk(value: Any, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise InvalidJSON("Is nested too deep.")
+    if isinstance(value, str):
+        if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
+            raise InvalidJSON("Has a NUL or a lone surrogate in a string.")
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _walk(key, depth)
+            _walk(part, depth + 1)
+    elif isinstance(value, list):
+        for part in value:
+            _walk(part, depth + 1)

@@ -1,0 +1,92 @@
+"""Correlation and trace context: from a request, a run or a message to the events it makes.
+
+Spans are OpenTelemetry's. Without an endpoint nothing is sampled or sent, but ids are still
+made, so that every event carries a `traceparent` (design, section 8).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from uuid import UUID
+
+import structlog
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from opentelemetry import context, trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from pinactivity.ids import new_id, parse_id
+
+_correlation_id: ContextVar[UUID | None] = ContextVar("correlation_id", default=None)
+_propagator = TraceContextTextMapPropagator()
+tracer = trace.get_tracer("pinactivity")
+
+
+def configure(endpoint: str) -> None:
+    """Set up spans for this process: sent to `endpoint` by OTLP over HTTP, or to nobody."""
+    provider = TracerProvider(
+        sampler=ParentBased(ALWAYS_ON) if endpoint else ALWAYS_OFF,
+        resource=Resource.create({"service.name": "pinactivity"}),
+    )
+    if endpoint:
+        provider.add_span_processor(
+            BatchSpanProcessor(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces"))
+        )
+    trace.set_tracer_provider(provider)
+
+
+@contextmanager
+def correlate(correlation_id: UUID) -> Iterator[None]:
+    """Give everything inside one CorrelationId: events' headers and log lines carry it."""
+    token = _correlation_id.set(correlation_id)
+    try:
+        with structlog.contextvars.bound_contextvars(correlationId=str(correlation_id)):
+            yield
+    finally:
+        _correlation_id.reset(token)
+
+
+def correlation_id() -> UUID:
+    """Return the CorrelationId in force, or a new one where nothing has set any."""
+    return _correlation_id.get() or new_id()
+
+
+def traceparent() -> str:
+    """Return the W3C `traceparent` of the current span, or of a new trace without one."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier)
+    if not carrier:
+        with tracer.start_as_current_span("root"):
+            _propagator.inject(carrier)
+    return carrier["traceparent"]
+
+
+class RequestContextMiddleware:
+    """Take the caller's `X-Request-Id` (a UUID, else a new one) and `traceparent`."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        try:
+            request_id = parse_id(request.headers.get("X-Request-Id"))
+        except ValueError:
+            request_id = new_id()
+        carrier = {
+            name: request.headers[name]
+            for name in ("traceparent", "tracestate")
+            if name in request.headers
+        }
+        token = context.attach(_propagator.extract(carrier))
+        try:
+            with correlate(request_id):
+                response = self.get_response(request)
+        finally:
+            context.detach(token)
+        response.headers["X-Request-Id"] = str(request_id)
+        return response

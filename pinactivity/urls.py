@@ -1,0 +1,20 @@
+from django.contrib import admin
+from django.urls import include, path
+from django.views.generic import RedirectView
+
+from pinactivity import health, problems
+from pinactivity.scrape import metrics
+
+urlpatterns = [
+    path("", RedirectView.as_view(url="/admin/")),
+    path("admin/", admin.site.urls),
+    path("api/user-activity/", include("sessions.urls")),
+    path("api/user-activity/", include("views.urls")),
+    path("health/live", health.live),
+    path("health/ready", health.ready),
+    path("metrics", metrics),
+]
+
+handler400 = problems.bad_request
+handler404 = problems.not_found
+handler500 = problems.server_error

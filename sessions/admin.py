@@ -1,0 +1,122 @@
+"""Sessions and closer runs for support staff; read-only."""
+
+from collections.abc import Iterable, Sequence
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from outbox.selectors import events_of
+from pinactivity.admin import ReadOnlyAdmin
+from sessions.models import ActivityCloserRun, Session
+
+_SHOWN = 200
+"""How many views, and how many events, a session's page shows."""
+
+
+@admin.register(Session)
+class SessionAdmin(ReadOnlyAdmin):
+    id_fields = ("id", "anonymous_id", "user_id")
+    list_display = (
+        "id",
+        "anonymous_id",
+        "user_id",
+        "status",
+        "created_at",
+        "last_activity_at",
+        "duration",
+        "close_reason",
+        "browser",
+        "device_type",
+    )
+    list_filter = ("status", "close_reason", "device_type")
+    ordering = ("-created_at",)
+    fields = (
+        "id",
+        "anonymous_id",
+        ("user_id", "linked_at", "signed_in_at"),
+        ("status", "close_reason", "version"),
+        ("created_at", "last_activity_at"),
+        ("ended_at", "duration"),
+        ("browser", "os", "device_type"),
+        "path",
+        "events",
+    )
+    readonly_fields = ("path", "events")
+
+    def get_fields(
+        self, request: HttpRequest, obj: Session | None = None
+    ) -> Sequence[str | Sequence[str]]:
+        """Show address and User-Agent only to whom the permission was given (section 13)."""
+        fields = tuple(self.fields or ())
+        if request.user.has_perm("activity_sessions.view_device_address"):
+            return (*fields[:-2], ("ip_address", "user_agent"), *fields[-2:])
+        return fields
+
+    @admin.display(description="Views")
+    def path(self, session: Session) -> SafeString:
+        """The visitor's path: the session's views in the order of opening."""
+        views = session.views.order_by("created_at")[:_SHOWN]
+        return _table(
+            ("Opened", "Last activity", "Property object", "Source", "Status", "Duration"),
+            (
+                (
+                    _link("views_propertyobjectview", view.id, f"{view.created_at:%H:%M:%S}"),
+                    f"{view.last_activity_at:%H:%M:%S}",
+                    view.property_object_id,
+                    view.view_source,
+                    view.close_reason or view.status,
+                    view.duration if view.duration is not None else "",
+                )
+                for view in views
+            ),
+        )
+
+    @admin.display(description="Events")
+    def events(self, session: Session) -> SafeString:
+        """The events of the session and of the views shown, with their delivery state."""
+        view_ids = session.views.order_by("created_at").values_list("id", flat=True)[:_SHOWN]
+        return _table(
+            ("Written", "Topic", "Key", "Delivery"),
+            (
+                (
+                    _link("outbox_outboxmessage", event.id, f"{event.created_at:%Y-%m-%d %H:%M:%S}"),
+                    event.topic,
+                    event.key,
+                    event.delivery,
+                )
+                for event in events_of([session.id, *view_ids], limit=_SHOWN)
+            ),
+        )
+
+
+@admin.register(ActivityCloserRun)
+class ActivityCloserRunAdmin(ReadOnlyAdmin):
+    list_display = (
+        "started_at",
+        "outcome",
+        "closed_sessions",
+        "closed_views",
+        "failures",
+        "backlog_remaining",
+        "finished_at",
+        "id",
+    )
+    list_filter = ("outcome",)
+    ordering = ("-started_at",)
+
+
+def _link(page: str, pk: object, text: str) -> SafeString:
+    return format_html('<a href="{}">{}</a>', reverse(f"admin:{page}_change", args=[pk]), text)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> SafeString:
+    head = format_html_join("", "<th>{}</th>", ((heading,) for heading in headings))
+    body = format_html_join(
+        "",
+        "<tr>{}</tr>",
+        ((format_html_join("", "<td>{}</td>", ((cell,) for cell in row)),) for row in rows),
+    )
+    return format_html("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", head, body)

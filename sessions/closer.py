@@ -1,0 +1,376 @@
+"""The ActivityCloserJob: closes what fell silent (specification of the job; design, section 7).
+
+A run reads the cutoff once, then works in two phases, views before sessions:
+
+A. hanging views, one transaction a batch;
+B. expired sessions with the views they still have, `unit_size` sessions a transaction.
+
+A transaction claims the oldest due rows with SKIP LOCKED, closes them, writes their events and
+commits. Nothing is remembered between runs: progress is the rows' own status. So two workers,
+a redelivered tick or a kill -9 anywhere close each row once.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import structlog
+from django.db import Error, connection, transaction
+
+from pinactivity import metrics
+from pinactivity.clock import moment, statement_time
+from pinactivity.faults import (
+    LOCK_TIMEOUT,
+    STATEMENT_TIMEOUT,
+    describe_fault,
+    is_connection_lost,
+    sqlstate,
+)
+from pinactivity.ids import new_id
+from pinactivity.locks import CLOSER, REPLAY, advisory_lock
+from pinactivity.tracing import correlate, tracer
+from sessions.closing import Closed, close_sessions, close_views
+from sessions.lifecycle import CloseReason, RunOutcome
+from sessions.models import ActivityCloserRun, Session
+from sessions.options import ActivityCloserOptions
+from views.models import PropertyObjectView
+
+log = structlog.get_logger(__name__)
+
+_LOCK_TIMEOUT = "1s"
+"""One hung holder of one view must not keep a unit, and the beats that wait for it."""
+_BACKLOG_COUNTED_TO = 100_000
+_RUNS_KEPT = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityCloserResult:
+    """What a run did. `failures`: rows set aside after a fault, plus the fault that ended it."""
+
+    run_id: UUID
+    outcome: RunOutcome
+    closed_sessions: int
+    closed_views: int
+    failures: int
+    backlog_remaining: int | None
+    """Active rows past the cutoff, counted to 100,000; None when they could not be counted."""
+    duration: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    name: str
+    row_type: str
+    """As in the events' AggregateType."""
+    unit: int
+    rows: Any  # the queryset class of Session or of PropertyObjectView, both with `due`
+    close: Callable[..., Closed]
+
+
+@dataclass(slots=True)
+class _Run:
+    run_id: UUID
+    cutoff: datetime
+    now: datetime | None
+    deadline: float
+    """On time.monotonic()."""
+    closed_sessions: int = 0
+    closed_views: int = 0
+    failures: int = 0
+    set_aside: list[UUID] = field(default_factory=list)
+
+
+class _Ended(Exception):
+    """The run ends between two transactions."""
+
+    def __init__(self, outcome: RunOutcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class ActivityCloser:
+    """Runs the job.
+
+    Args:
+        options: Validated at start.
+        stop: Asked between transactions; True ends the run normally.
+    """
+
+    def __init__(
+        self, options: ActivityCloserOptions, *, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._options = options
+        self._stop = stop
+        self._phases = (
+            _Phase(
+                "A",
+                "PropertyObjectView",
+                options.batch_size,
+                PropertyObjectView.objects,
+                close_views,
+            ),
+            _Phase("B", "Session", options.unit_size, Session.objects, close_sessions),
+        )
+
+    def run(self, *, now: datetime | None = None) -> ActivityCloserResult:
+        """Close everything that is silent for longer than the threshold.
+
+        A fault never leaves this method: it is logged, counted and told by the outcome.
+
+        Args:
+            now: None is the database's clock. A value is for the replay and for tests: such a
+                run takes no lock and leaves no row in `activity_closer_runs`.
+        """
+        run_id = new_id()
+        started = time.monotonic()
+        run: _Run | None = None
+        backlog: int | None = None
+        failures = 0
+        with correlate(run_id), tracer.start_as_current_span("activity-closer run") as span:
+            span.set_attribute("jobRunId", str(run_id))
+            try:
+                with self._admitted(live=now is None), _bounded_lock_waits():
+                    run = self._begin(run_id, now)
+                    for phase in self._phases:
+                        self._close_due(phase, run)
+                outcome = RunOutcome.SUCCEEDED
+            except _Ended as end:
+                outcome = end.outcome
+            except Exception as fault:
+                outcome, failures = RunOutcome.FAILED, 1
+                metrics.CLOSER_ERRORS.inc()
+                log.error("job failed", **describe_fault(fault))
+            if run is not None:
+                backlog = self._finish(run, outcome, live=now is None)
+                failures += run.failures
+            result = ActivityCloserResult(
+                run_id=run_id,
+                outcome=outcome,
+                closed_sessions=run.closed_sessions if run else 0,
+                closed_views=run.closed_views if run else 0,
+                failures=failures,
+                backlog_remaining=backlog,
+                duration=timedelta(seconds=time.monotonic() - started),
+            )
+            _report(result)
+            span.set_attribute("closedCount", result.closed_sessions + result.closed_views)
+        return result
+
+    @contextmanager
+    def _admitted(self, *, live: bool) -> Iterator[None]:
+        """Keep out of a replay, and of another run where only one instance may work."""
+        with ExitStack() as locks:
+            if live and not locks.enter_context(advisory_lock(REPLAY, shared=True)):
+                raise _Ended(RunOutcome.SKIPPED)
+            if (
+                live
+                and self._options.single_instance
+                and not locks.enter_context(advisory_lock(CLOSER))
+            ):
+                raise _Ended(RunOutcome.SKIPPED)
+            yield
+
+    def _begin(self, run_id: UUID, now: datetime | None) -> _Run:
+        started_at = statement_time(now)
+        cutoff = started_at - self._options.inactivity_threshold
+        if now is None:
+            ActivityCloserRun.objects.create(
+                id=run_id, started_at=started_at, cutoff=cutoff, outcome=RunOutcome.RUNNING
+            )
+        log.info("job started", jobRunId=str(run_id), cutoff=cutoff.isoformat())
+        deadline = time.monotonic() + self._options.max_run_duration.total_seconds()
+        return _Run(run_id, cutoff, now, deadline)
+
+    def _finish(self, run: _Run, outcome: RunOutcome, *, live: bool) -> int | None:
+        """Count what is left and complete the run's row; the database may be away."""
+        try:
+            backlog = _count_backlog(run.cutoff)
+            if live:
+                ActivityCloserRun.objects.filter(id=run.run_id).update(
+                    finished_at=moment(),
+                    closed_sessions=run.closed_sessions,
+                    closed_views=run.closed_views,
+                    failures=run.failures + (outcome is RunOutcome.FAILED),
+                    backlog_remaining=backlog,
+                    outcome=outcome,
+                )
+                ActivityCloserRun.objects.filter(started_at__lt=moment() - _RUNS_KEPT).delete()
+        except Error as fault:
+            log.warning("run not recorded", jobRunId=str(run.run_id), **describe_fault(fault))
+            return None
+        return backlog
+
+    def _close_due(self, phase: _Phase, run: _Run) -> None:
+        """Claim and close units until a claim is not full.
+
+        A unit that fails is tried again row by row, so that only the row at fault stays
+        Active. A unit that meets the statement timeout is tried again in halves.
+
+        Raises:
+            _Ended: cancelled, or out of time.
+            Exception: the database is lost, or refuses even the claim.
+        """
+        unit, since = phase.unit, None
+        rows = closed_rows = 0
+        while True:
+            self._check_end(run)
+            claimed: list[tuple[UUID, datetime]] = []
+            try:
+                closed = self._close_unit(phase, run, claimed, since=since, limit=unit)
+            except Exception as fault:
+                if is_connection_lost(fault):
+                    raise
+                if sqlstate(fault) == STATEMENT_TIMEOUT and unit > 1:
+                    _log_unit_failed(phase, unit, fault)
+                    unit //= 2
+                    continue
+                if not claimed:
+                    raise
+                closed = self._close_one_by_one(phase, run, claimed, fault)
+            rows += len(claimed)
+            closed_rows += closed
+            full = len(claimed) == unit
+            if rows and (not full or rows >= self._options.batch_size):
+                log.info("batch processed", phase=phase.name, rows=rows, closed=closed_rows)
+                rows = closed_rows = 0
+            if not full:
+                return
+            # What was skipped as locked lies behind and waits for the next tick. Reading on
+            # from here spares the dead entries of the rows just closed (held xmin).
+            since = claimed[-1][1]
+
+    def _close_one_by_one(
+        self, phase: _Phase, run: _Run, failed: list[tuple[UUID, datetime]], fault: Exception
+    ) -> int:
+        """Close the rows of a failed unit, each in a transaction; set aside those at fault."""
+        if len(failed) == 1:
+            _set_aside(phase, run, failed[0][0], fault)
+            return 0
+        _log_unit_failed(phase, len(failed), fault)
+        closed = 0
+        for row_id, _ in failed:
+            self._check_end(run)
+            try:
+                closed += self._close_unit(phase, run, [], row_id=row_id, limit=1)
+            except Exception as row_fault:
+                if is_connection_lost(row_fault):
+                    raise
+                _set_aside(phase, run, row_id, row_fault)
+        return closed
+
+    def _close_unit(
+        self,
+        phase: _Phase,
+        run: _Run,
+        claimed: list[tuple[UUID, datetime]],
+        *,
+        limit: int,
+        since: datetime | None = None,
+        row_id: UUID | None = None,
+    ) -> int:
+        """Claim up to `limit` due rows, close them and commit.
+
+        Args:
+            claimed: Filled with (id, LastActivityAt) of the claim, for the caller to know
+                them when this raises.
+            since: Only rows whose LastActivityAt is not before it.
+            row_id: Only this row, by the full predicate again: it may have been revived.
+
+        Returns:
+            How many of the claimed rows were closed.
+        """
+        due = phase.rows.due(cutoff=run.cutoff).exclude(id__in=run.set_aside)
+        if since is not None:
+            due = due.filter(last_activity_at__gte=since)
+        if row_id is not None:
+            due = due.filter(id=row_id)
+        with tracer.start_as_current_span("activity-closer transaction") as span:
+            with transaction.atomic():
+                claimed.extend(
+                    due.select_for_update(no_key=True, skip_locked=True).values_list(
+                        "id", "last_activity_at"
+                    )[:limit]
+                )
+                closed = phase.close(
+                    [row_id for row_id, _ in claimed], reason=CloseReason.INACTIVITY, now=run.now
+                )
+            span.set_attributes(
+                {
+                    "phase": phase.name,
+                    "batchSize": limit,
+                    "closedCount": closed.sessions + closed.views,
+                }
+            )
+        run.closed_sessions += closed.sessions
+        run.closed_views += closed.views
+        metrics.CLOSER_SESSIONS_CLOSED.inc(closed.sessions)
+        metrics.CLOSER_VIEWS_CLOSED.inc(closed.views)
+        for lag in closed.lags:
+            metrics.CLOSER_CLOSE_LAG.observe(lag)
+        return closed.sessions if phase.row_type == "Session" else closed.views
+
+    def _check_end(self, run: _Run) -> None:
+        if self._stop():
+            raise _Ended(RunOutcome.CANCELLED)
+        if time.monotonic() >= run.deadline:
+            raise _Ended(RunOutcome.OUT_OF_TIME)
+
+
+@contextmanager
+def _bounded_lock_waits() -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
+    try:
+        yield
+    finally:
+        # On a lost connection there is nothing to reset.
+        if connection.is_usable():
+            with connection.cursor() as cursor:
+                cursor.execute("RESET lock_timeout")
+
+
+def _count_backlog(cutoff: datetime) -> int:
+    counted = 0
+    for rows in (Session.objects, PropertyObjectView.objects):
+        due = rows.due(cutoff=cutoff).order_by()
+        counted += due[: _BACKLOG_COUNTED_TO - counted].count()
+    return counted
+
+
+def _set_aside(phase: _Phase, run: _Run, row_id: UUID, fault: Exception) -> None:
+    """Leave a row to the next tick, for the rest of this run."""
+    run.set_aside.append(row_id)
+    item = {"id": str(row_id), "type": phase.row_type, **describe_fault(fault)}
+    if sqlstate(fault) == LOCK_TIMEOUT:
+        log.info("item busy", **item)  # someone holds it for long: no error
+        return
+    run.failures += 1
+    metrics.CLOSER_ERRORS.inc()
+    log.error("item failed", **item)
+
+
+def _log_unit_failed(phase: _Phase, rows: int, fault: Exception) -> None:
+    if sqlstate(fault) != LOCK_TIMEOUT:
+        metrics.CLOSER_ERRORS.inc()
+    log.warning("unit failed", phase=phase.name, rows=rows, **describe_fault(fault))
+
+
+def _report(result: ActivityCloserResult) -> None:
+    if result.outcome is not RunOutcome.SKIPPED:
+        metrics.CLOSER_RUN_DURATION.observe(result.duration / timedelta(milliseconds=1))
+    if result.backlog_remaining is not None:
+        metrics.CLOSER_BACKLOG.set(result.backlog_remaining)
+    log.info(
+        "job completed",
+        jobRunId=str(result.run_id),
+        outcome=result.outcome.value,
+        closedSessions=result.closed_sessions,
+        closedViews=result.closed_views,
+        failures=result.failures,
+        durationMs=result.duration // timedelta(milliseconds=1),
+        backlogRemaining=result.backlog_remaining,
+    )

@@ -1,0 +1,40 @@
+"""What sessions tell other services (design, section 8). No Device field, ever."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
+
+from sessions.lifecycle import duration_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnded:
+    """A session went from Active to Inactive (INV-SES-005): exactly one per session."""
+
+    TOPIC: ClassVar = "pin.user-activity.session-ended.v1"
+    EVENT_TYPE: ClassVar = "SessionEndedKafkaEvent"
+    AGGREGATE_TYPE: ClassVar = "Session"
+    CONTRACT_VERSION: ClassVar = 1
+
+    session_id: UUID
+    anonymous_id: UUID
+    user_id: UUID | None
+    created_at: datetime
+    last_activity_at: datetime
+    version: int
+    """The row's version after the change."""
+
+    @property
+    def aggregate_id(self) -> UUID:
+        return self.session_id
+
+    def payload(self) -> dict[str, Any]:
+        return {
+            "SessionId": self.session_id,
+            "AnonymousId": self.anonymous_id,
+            "UserId": self.user_id,
+            "CreatedAt": self.created_at,
+            "LastActivityAt": self.last_activity_at,
+            "DurationSeconds": duration_seconds(self.created_at, self.last_activity_at),
+        }

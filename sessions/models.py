@@ -1,0 +1,252 @@
+"""Tables of sessions and of closer runs, and the statements on one session (design, section 3)."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from uuid import UUID
+
+from django.db import connection, models
+from django.db.models import F, Q
+from django.db.models.expressions import Combinable
+
+from pinactivity.ids import new_id
+from sessions.device import Device, DeviceType
+from sessions.lifecycle import CloseReason, RunOutcome, Status
+
+
+def choices(enum: type[Enum]) -> list[tuple[str, str]]:
+    """Give the members of a plain enum of strings to a field."""
+    return [(member.value, member.value) for member in enum]
+
+
+def status_fields_agree() -> Q:
+    """State the rule that binds a status to its fields: Active <=> nothing of the end is set."""
+    return Q(
+        status=Status.ACTIVE.value, ended_at__isnull=True, duration__isnull=True, close_reason__isnull=True
+    ) | Q(
+        status=Status.INACTIVE.value,
+        ended_at__isnull=False,
+        duration__isnull=False,
+        close_reason__in=[reason.value for reason in CloseReason],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TouchedSession:
+    """An Active session as the statement that extended or made it left it.
+
+    `moment` is the time of that statement, never after `last_activity_at` nor before
+    `created_at`: what happens in the session now happens then.
+    """
+
+    session_id: UUID
+    anonymous_id: UUID
+    user_id: UUID | None
+    moment: datetime
+
+
+class SessionQuerySet(models.QuerySet["Session"]):
+    def active(self) -> "SessionQuerySet":
+        return self.filter(status=Status.ACTIVE)
+
+    def due(self, *, cutoff: datetime | Combinable) -> "SessionQuerySet":
+        """Active and silent since before `cutoff`, oldest first."""
+        return self.active().filter(last_activity_at__lt=cutoff).order_by("last_activity_at")
+
+    def extend(
+        self,
+        *,
+        session_id: UUID,
+        anonymous_id: UUID,
+        abandoned_after: timedelta,
+        now: datetime | None,
+    ) -> TouchedSession | None:
+        """Move LastActivityAt of the device's Active session forward (INV-SES-003).
+
+        One conditional update without a load: the predicate decides, and the statement's
+        time is the database's. An abandoned session is left as it is.
+
+        Returns:
+            The session, or None when no row matched: closed, abandoned, unknown or foreign.
+        """
+        return _touch(_EXTEND, session_id=session_id, anonymous_id=anonymous_id,
+                      abandoned_after=abandoned_after, now=now)
+
+    def start(
+        self,
+        *,
+        anonymous_id: UUID,
+        user_id: UUID | None,
+        device: Device,
+        abandoned_after: timedelta,
+        now: datetime | None,
+    ) -> tuple[TouchedSession, bool] | None:
+        """Insert the device's Active session, or extend the one it has (INV-SES-001).
+
+        One statement, so that parallel first starts wait for each other in the unique index
+        instead of failing in it. With a user a new session is born linked.
+
+        Returns:
+            The session and whether it is new; None when the device's Active session is
+            abandoned. That row is locked then, until the transaction ends.
+        """
+        proposed = new_id()
+        touched = _touch(
+            _START,
+            session_id=proposed,
+            anonymous_id=anonymous_id,
+            user_id=user_id,
+            user_agent=device.user_agent,
+            ip_address=device.ip_address,
+            browser=device.browser,
+            os=device.os,
+            device_type=device.device_type.value,
+            abandoned_after=abandoned_after,
+            now=now,
+        )
+        return touched and (touched, touched.session_id == proposed)
+
+
+class Session(models.Model):
+    """One device's visit: at most one is Active per AnonymousId (INV-SES-001)."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    anonymous_id = models.UUIDField()
+    user_id = models.UUIDField(null=True, blank=True)
+    linked_at = models.DateTimeField(null=True, blank=True)
+    signed_in_at = models.DateTimeField(
+        null=True, blank=True, help_text="The sign-in that the link rests on."
+    )
+    status = models.TextField(choices=choices(Status), db_default=Status.ACTIVE.value)
+    created_at = models.DateTimeField()
+    last_activity_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    duration = models.DurationField(null=True, blank=True)
+    close_reason = models.TextField(choices=choices(CloseReason), null=True, blank=True)
+    version = models.IntegerField(
+        db_default=1, help_text="Grows by one on link and on close; beats leave it."
+    )
+    ip_address = models.GenericIPAddressField(null=True, blank=True)
+    user_agent = models.CharField(max_length=1024)
+    browser = models.TextField(blank=True)
+    os = models.TextField(blank=True)
+    device_type = models.TextField(choices=choices(DeviceType))
+
+    objects = SessionQuerySet.as_manager()
+
+    class Meta:
+        db_table = "sessions"
+        indexes = (
+            models.Index(
+                fields=["last_activity_at"],
+                name="ix_sessions_active_last_activity",
+                condition=Q(status=Status.ACTIVE.value),
+            ),
+            models.Index(fields=["anonymous_id", "-created_at"], name="ix_sessions_anonymous"),
+            models.Index(
+                fields=["user_id", "-created_at"],
+                name="ix_sessions_user",
+                condition=Q(user_id__isnull=False),
+            ),
+            models.Index(
+                fields=["ended_at"],
+                name="ix_sessions_inactive_ended_at",
+                condition=Q(status=Status.INACTIVE.value),
+            ),
+        )
+        constraints = (
+            models.UniqueConstraint(
+                fields=["anonymous_id"],
+                name="ux_sessions_active_anonymous",
+                condition=Q(status=Status.ACTIVE.value),
+            ),
+            models.CheckConstraint(
+                name="chk_sessions_duration_nonneg",
+                condition=Q(duration__gte=timedelta(0)),
+            ),
+            models.CheckConstraint(
+                name="chk_sessions_activity_order",
+                condition=Q(last_activity_at__gte=F("created_at")),
+            ),
+            models.CheckConstraint(
+                name="chk_sessions_status_fields", condition=status_fields_agree()
+            ),
+            models.CheckConstraint(
+                name="chk_sessions_linked",
+                condition=Q(user_id__isnull=True, linked_at__isnull=True)
+                | Q(user_id__isnull=False, linked_at__isnull=False),
+            ),
+        )
+        permissions = (("view_device_address", "Can see addresses and User-Agents"),)
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+class ActivityCloserRun(models.Model):
+    """One run of the ActivityCloserJob, kept 30 days; the id is its jobRunId."""
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    started_at = models.DateTimeField()
+    finished_at = models.DateTimeField(null=True, blank=True)
+    cutoff = models.DateTimeField()
+    closed_sessions = models.IntegerField(db_default=0)
+    closed_views = models.IntegerField(db_default=0)
+    failures = models.IntegerField(db_default=0)
+    backlog_remaining = models.IntegerField(null=True, blank=True)
+    outcome = models.TextField(choices=choices(RunOutcome))
+
+    class Meta:
+        db_table = "activity_closer_runs"
+        indexes = (models.Index(fields=["started_at"], name="ix_activity_closer_runs_started_at"),)
+        constraints = (
+            models.CheckConstraint(
+                name="chk_activity_closer_runs_finished",
+                condition=Q(outcome=RunOutcome.RUNNING.value, finished_at__isnull=True)
+                | (~Q(outcome=RunOutcome.RUNNING.value) & Q(finished_at__isnull=False)),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+# Raw SQL, because Django has neither UPDATE .. RETURNING nor ON CONFLICT .. DO UPDATE .. WHERE,
+# and a load before the write would be a race (INV-SES-001, INV-SES-003).
+_NOW = "coalesce(%(now)s, statement_timestamp())"
+_ALIVE = f"sessions.last_activity_at >= {_NOW} - %(abandoned_after)s"
+_FORWARD = f"greatest(sessions.last_activity_at, {_NOW})"
+_RETURNING = (
+    "RETURNING sessions.id, sessions.anonymous_id, sessions.user_id,"
+    f" greatest({_NOW}, sessions.created_at)"
+)
+
+_EXTEND = f"""
+    UPDATE sessions SET last_activity_at = {_FORWARD}
+    WHERE id = %(session_id)s AND anonymous_id = %(anonymous_id)s
+      AND status = 'Active' AND {_ALIVE}
+    {_RETURNING}
+"""
+
+_START = f"""
+    INSERT INTO sessions (
+        id, anonymous_id, user_id, linked_at, signed_in_at, created_at, last_activity_at,
+        user_agent, ip_address, browser, os, device_type
+    )
+    SELECT %(session_id)s, %(anonymous_id)s, %(user_id)s::uuid,
+           CASE WHEN %(user_id)s IS NOT NULL THEN moment END,
+           CASE WHEN %(user_id)s IS NOT NULL THEN moment END,
+           moment, moment,
+           %(user_agent)s, %(ip_address)s::inet, %(browser)s, %(os)s, %(device_type)s
+    FROM (SELECT {_NOW} AS moment) AS clock
+    ON CONFLICT (anonymous_id) WHERE status = 'Active'
+    DO UPDATE SET last_activity_at = {_FORWARD} WHERE {_ALIVE}
+    {_RETURNING}
+"""
+
+
+def _touch(statement: str, **parameters: object) -> TouchedSession | None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        row = cursor.fetchone()
+    return row and TouchedSession(*row)

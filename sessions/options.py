@@ -1,0 +1,52 @@
+"""Options of the activity lifecycle, validated where they are built (design, section 7)."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pinactivity.errors import InvalidOptions
+
+_MINUTE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityCloserOptions:
+    """Options of the ActivityCloserJob; `ACTIVITY_CLOSER_<FIELD>` in the environment.
+
+    Raises:
+        InvalidOptions: one or more fields are out of bounds; each is named.
+    """
+
+    inactivity_threshold: timedelta = timedelta(minutes=12)
+    polling_interval: timedelta = timedelta(minutes=1)
+    batch_size: int = 500
+    max_run_duration: timedelta = timedelta(minutes=5)
+    sessions_per_transaction: int | None = None
+    """None means min(100, batch_size); read `unit_size`."""
+    single_instance: bool = False
+
+    def __post_init__(self) -> None:
+        faults: dict[str, str] = {}
+        if not 10 * _MINUTE <= self.inactivity_threshold <= 15 * _MINUTE:
+            faults["inactivity_threshold"] = "Must be from 00:10:00 to 00:15:00."
+        if not timedelta(seconds=1) <= self.polling_interval <= 10 * _MINUTE:
+            faults["polling_interval"] = "Must be from 00:00:01 to 00:10:00."
+        if self.batch_size <= 0:
+            faults["batch_size"] = "Must be greater than 0."
+        if self.max_run_duration <= timedelta(0):
+            faults["max_run_duration"] = "Must be longer than 00:00:00."
+        if self.sessions_per_transaction is not None and not (
+            1 <= self.sessions_per_transaction <= max(self.batch_size, 1)
+        ):
+            faults["sessions_per_transaction"] = "Must be from 1 to the batch size."
+        if faults:
+            raise InvalidOptions(faults)
+
+    @property
+    def unit_size(self) -> int:
+        """How many sessions one transaction of phase B closes."""
+        return self.sessions_per_transaction or min(100, self.batch_size)
+
+    @property
+    def abandoned_after(self) -> timedelta:
+        """Silence after which a row is never revived (design, section 5, Abandoned rows)."""
+        return 2 * self.inactivity_threshold

@@ -1,0 +1,32 @@
+"""Reads on sessions for operators; bounded index look-ups, no counts of whole tables."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sessions.lifecycle import RunOutcome
+from sessions.models import ActivityCloserRun, Session
+
+COUNTED_TO = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ActivitySnapshot:
+    active_sessions: int
+    """Counted to 1,000,000."""
+    oldest_activity_at: datetime | None
+    """LastActivityAt of the Active session that is silent for longest."""
+    last_success_at: datetime | None
+    """When the last run of the ActivityCloserJob that succeeded ended."""
+
+
+def activity_snapshot() -> ActivitySnapshot:
+    """Tell what must be seen even when the worker is dead (design, section 7)."""
+    active = Session.objects.active()
+    success = ActivityCloserRun.objects.filter(outcome=RunOutcome.SUCCEEDED)
+    return ActivitySnapshot(
+        active_sessions=active[:COUNTED_TO].count(),
+        oldest_activity_at=active.order_by("last_activity_at")
+        .values_list("last_activity_at", flat=True)
+        .first(),
+        last_success_at=success.order_by("-started_at").values_list("finished_at", flat=True).first(),
+    )

@@ -1,0 +1,24 @@
+"""Celery's entry to the ActivityCloserJob."""
+
+import threading
+from typing import Any
+
+from celery import shared_task
+from celery.signals import worker_shutting_down
+from django.conf import settings
+
+from sessions.closer import ActivityCloser
+
+_stopping = threading.Event()
+
+
+@worker_shutting_down.connect
+def _stop_run(**_: Any) -> None:
+    """End the run at its next transaction. Sent in the main process: hence `--pool threads`."""
+    _stopping.set()
+
+
+@shared_task(ignore_result=True)
+def close_inactive() -> None:
+    """Run the job once; harmless twice, late, or at the same time as another."""
+    ActivityCloser(settings.ACTIVITY_CLOSER, stop=_stopping.is_set).run()

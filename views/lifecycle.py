@@ -1,0 +1,18 @@
+"""Where a view of a property object can come from."""
+
+from enum import StrEnum
+
+
+class ViewSource(StrEnum):
+    CATALOG = "Catalog"
+    SEARCH = "Search"
+    MAP = "Map"
+    RECOMMENDATION = "Recommendation"
+    FAVORITES = "Favorites"
+    SHARE = "Share"
+    DIRECT = "Direct"
+    OTHER = "Other"
+
+
+FILTER_SNAPSHOT_BYTES = 8 * 1024
+"""The most that a FilterSnapshot may take as compact JSON in UTF-8."""

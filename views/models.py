@@ -1,0 +1,187 @@
+"""The table of property object views and the statements on one view (design, sections 3 and 6)."""
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import connection, models
+from django.db.models import F, Q
+from django.db.models.expressions import Combinable
+
+from pinactivity.ids import new_id
+from sessions.lifecycle import CloseReason, Status
+from sessions.models import Session, TouchedSession, choices, status_fields_agree
+from views.lifecycle import ViewSource
+
+
+class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):
+    def active(self) -> "PropertyObjectViewQuerySet":
+        return self.filter(status=Status.ACTIVE)
+
+    def due(self, *, cutoff: datetime | Combinable) -> "PropertyObjectViewQuerySet":
+        """Active and silent since before `cutoff`, oldest first."""
+        return self.active().filter(last_activity_at__lt=cutoff).order_by("last_activity_at")
+
+    def open(
+        self,
+        *,
+        session: TouchedSession,
+        property_object_id: UUID,
+        view_source: ViewSource,
+        filter_snapshot: dict[str, Any] | None,
+        abandoned_after: timedelta,
+    ) -> tuple[UUID, bool] | None:
+        """Insert a view, or extend the one of that object that is Active in the session.
+
+        The caller has touched, and thereby locked, the session in this transaction: a bare
+        insert takes only a key-share lock and would slip into a closing session (INV-LV-007).
+
+        Returns:
+            The view's id and whether it is new; None when the Active one is abandoned. That
+            row is locked then, until the transaction ends.
+        """
+        proposed = new_id()
+        with connection.cursor() as cursor:
+            cursor.execute(
+                _OPEN,
+                {
+                    "id": proposed,
+                    "session_id": session.session_id,
+                    "property_object_id": property_object_id,
+                    "user_id": session.user_id,
+                    "view_source": view_source.value,
+                    "filter_snapshot": filter_snapshot and json.dumps(filter_snapshot),
+                    "moment": session.moment,
+                    "abandoned_after": abandoned_after,
+                },
+            )
+            row = cursor.fetchone()
+        return row and (row[0], row[0] == proposed)
+
+    def extend(self, *, view_id: UUID, moment: datetime) -> bool:
+        """Move LastActivityAt of an Active view forward; False when it is not Active."""
+        with connection.cursor() as cursor:
+            cursor.execute(_EXTEND, {"id": view_id, "moment": moment})
+            return cursor.rowcount == 1
+
+    def extend_session(
+        self,
+        *,
+        view_id: UUID,
+        anonymous_id: UUID,
+        abandoned_after: timedelta,
+        now: datetime | None,
+    ) -> datetime | None:
+        """Move LastActivityAt of a live view's session forward, and so lock the session.
+
+        Returns:
+            The moment of the beat, or None when the view is closed, abandoned, unknown or of
+            another device: nothing is written then.
+        """
+        with connection.cursor() as cursor:
+            cursor.execute(
+                _EXTEND_SESSION,
+                {
+                    "id": view_id,
+                    "anonymous_id": anonymous_id,
+                    "abandoned_after": abandoned_after,
+                    "now": now,
+                },
+            )
+            row = cursor.fetchone()
+        return row and row[0]
+
+
+class PropertyObjectView(models.Model):
+    """A stay on one property object's page, inside a session."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    # The constraint and the index are ours, by name (migration 0001): Django's own foreign key
+    # would be checked only at COMMIT, and its index would repeat the one below.
+    session = models.ForeignKey(
+        Session, on_delete=models.RESTRICT, related_name="views", db_constraint=False, db_index=False
+    )
+    property_object_id = models.UUIDField()
+    user_id = models.UUIDField(
+        null=True, blank=True, help_text="The session's user when the view was opened."
+    )
+    view_source = models.TextField(choices=choices(ViewSource))
+    filter_snapshot = models.JSONField(null=True, blank=True)
+    status = models.TextField(choices=choices(Status), db_default=Status.ACTIVE.value)
+    created_at = models.DateTimeField()
+    last_activity_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    duration = models.DurationField(null=True, blank=True)
+    close_reason = models.TextField(choices=choices(CloseReason), null=True, blank=True)
+    version = models.IntegerField(db_default=1)
+
+    objects = PropertyObjectViewQuerySet.as_manager()
+
+    class Meta:
+        db_table = "property_object_views"
+        indexes = (
+            models.Index(
+                fields=["last_activity_at"],
+                name="ix_property_object_views_active_last_activity",
+                condition=Q(status=Status.ACTIVE.value),
+            ),
+            models.Index(fields=["session", "created_at"], name="ix_property_object_views_session"),
+            models.Index(fields=["property_object_id", "created_at"], name="ix_property_object_views_object"),
+        )
+        constraints = (
+            models.UniqueConstraint(
+                fields=["session", "property_object_id"],
+                name="ux_property_object_views_active",
+                condition=Q(status=Status.ACTIVE.value),
+            ),
+            models.CheckConstraint(
+                name="chk_property_object_views_duration_nonneg",
+                condition=Q(duration__gte=timedelta(0)),
+            ),
+            models.CheckConstraint(
+                name="chk_property_object_views_activity_order",
+                condition=Q(last_activity_at__gte=F("created_at")),
+            ),
+            models.CheckConstraint(
+                name="chk_property_object_views_status_fields", condition=status_fields_agree()
+            ),
+        )
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+
+# Raw SQL for the reasons given in sessions/models.py.
+_OPEN = """
+    INSERT INTO property_object_views (
+        id, session_id, property_object_id, user_id, view_source, filter_snapshot,
+        created_at, last_activity_at
+    )
+    VALUES (
+        %(id)s, %(session_id)s, %(property_object_id)s, %(user_id)s, %(view_source)s,
+        %(filter_snapshot)s::jsonb, %(moment)s, %(moment)s
+    )
+    ON CONFLICT (session_id, property_object_id) WHERE status = 'Active'
+    DO UPDATE SET
+        last_activity_at = greatest(property_object_views.last_activity_at, %(moment)s)
+    WHERE property_object_views.last_activity_at >= %(moment)s - %(abandoned_after)s
+    RETURNING id
+"""
+
+_EXTEND = """
+    UPDATE property_object_views SET last_activity_at = greatest(last_activity_at, %(moment)s)
+    WHERE id = %(id)s AND status = 'Active'
+"""
+
+_NOW = "coalesce(%(now)s, statement_timestamp())"
+_EXTEND_SESSION = f"""
+    UPDATE sessions SET last_activity_at = greatest(sessions.last_activity_at, {_NOW})
+    FROM property_object_views AS view
+    WHERE view.id = %(id)s AND view.status = 'Active'
+      AND view.last_activity_at >= {_NOW} - %(abandoned_after)s
+      AND sessions.id = view.session_id AND sessions.status = 'Active'
+      AND sessions.anonymous_id = %(anonymous_id)s
+    RETURNING greatest({_NOW}, view.created_at)
+"""
+

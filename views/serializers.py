@@ -1,0 +1,32 @@
+"""Bodies of the views API; names as the front end writes them."""
+
+import json
+from typing import Any
+
+from rest_framework import serializers
+
+from pinactivity.fields import IdField
+from sessions.models import choices
+from views.lifecycle import FILTER_SNAPSHOT_BYTES, ViewSource
+
+
+class FilterSnapshotField(serializers.Field[Any, Any, Any, Any]):
+    """Any JSON object of at most 8 KiB; the parser has refused what jsonb does not take."""
+
+    def to_internal_value(self, data: Any) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            raise serializers.ValidationError("Must be an object.")
+        compact = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        if len(compact.encode()) > FILTER_SNAPSHOT_BYTES:
+            raise serializers.ValidationError(f"Must take at most {FILTER_SNAPSHOT_BYTES} bytes.")
+        return data
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+class OpenViewRequest(serializers.Serializer[None]):
+    SessionId = IdField()
+    PropertyObjectId = IdField()
+    ViewSource = serializers.ChoiceField(choices=choices(ViewSource))
+    FilterSnapshot = FilterSnapshotField(required=False, allow_null=True, default=None)

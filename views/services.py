@@ -1,0 +1,111 @@
+"""What a device does to its views (design, section 6). Each service owns its transaction."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import transaction
+
+from pinactivity.clock import moment
+from sessions.closing import close_views
+from sessions.device import Device
+from sessions.lifecycle import CloseReason
+from sessions.services import beat_session
+from views.lifecycle import ViewSource
+from views.models import PropertyObjectView
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedView:
+    view_id: UUID
+    session_id: UUID
+    is_new: bool
+    restarted: bool
+
+
+def open_view(
+    *,
+    session_id: UUID,
+    anonymous_id: UUID,
+    user_id: UUID | None,
+    device: Device,
+    property_object_id: UUID,
+    view_source: ViewSource,
+    filter_snapshot: dict[str, Any] | None,
+    now: datetime | None = None,
+) -> OpenedView:
+    """Open a view, or extend the one of that object that is open in the session.
+
+    1. Beat the session, which locks it: it cannot close until this commits (INV-LV-007). A
+       session that is gone restarts in the same transaction.
+    2. Insert or extend. An abandoned view of that object is closed, and a new one inserted.
+
+    Raises:
+        SessionActiveRace: as in `sessions.services.start_session`.
+    """
+    with transaction.atomic():
+        beat = beat_session(
+            session_id=session_id,
+            anonymous_id=anonymous_id,
+            user_id=user_id,
+            device=device,
+            now=now,
+        )
+
+        def open_or_extend() -> tuple[UUID, bool] | None:
+            return PropertyObjectView.objects.open(
+                session=beat.session,
+                property_object_id=property_object_id,
+                view_source=view_source,
+                filter_snapshot=filter_snapshot,
+                abandoned_after=settings.ACTIVITY_CLOSER.abandoned_after,
+            )
+
+        opened = open_or_extend()
+        if opened is None:
+            abandoned = (
+                PropertyObjectView.objects.active()
+                .filter(session_id=beat.session.session_id, property_object_id=property_object_id)
+                .select_for_update(no_key=True)
+                .values_list("id", flat=True)
+            )
+            close_views(list(abandoned), reason=CloseReason.ABANDONED, now=now)
+            opened = open_or_extend()
+        assert opened is not None  # the row that refused is closed, its key is locked by us
+    view_id, is_new = opened
+    return OpenedView(view_id, beat.session.session_id, is_new, beat.restarted)
+
+
+def beat_view(*, view_id: UUID, anonymous_id: UUID, now: datetime | None = None) -> bool:
+    """Extend a view and its session: a session never closes under a live view.
+
+    Session first, then the view, in one transaction (lock order).
+
+    Returns:
+        False when the view is closed, abandoned, unknown or another device's: nothing is
+        written then (INV-LV-003), but that an abandoned view of this device is closed.
+    """
+    with transaction.atomic():
+        beat_at = PropertyObjectView.objects.extend_session(
+            view_id=view_id,
+            anonymous_id=anonymous_id,
+            abandoned_after=settings.ACTIVITY_CLOSER.abandoned_after,
+            now=now,
+        )
+        if beat_at is not None:
+            if PropertyObjectView.objects.extend(view_id=view_id, moment=beat_at):
+                return True
+            # The closer took the view while this waited for the session: write nothing.
+            transaction.set_rollback(True)
+            return False
+        silent_since = moment(now) - settings.ACTIVITY_CLOSER.abandoned_after
+        abandoned = (
+            PropertyObjectView.objects.due(cutoff=silent_since)
+            .filter(id=view_id, session__anonymous_id=anonymous_id)
+            .select_for_update(no_key=True, of=("self",))
+            .values_list("id", flat=True)
+        )
+        close_views(list(abandoned), reason=CloseReason.ABANDONED, now=now)
+        return False
