@@ -1,7 +1,7 @@
 """Real servers out of pip wheels, for development, tests and `make up`; production has its own.
 
-    with EmbeddedStack(Path(".data")) as stack:
-        run_something(env=os.environ | stack.environment)
+`with EmbeddedStack(Path(".data")) as stack:` starts what the environment lacks, and
+`stack.environment` is what a process needs to use it.
 """
 
 from embedded.errors import EmbeddedServerError

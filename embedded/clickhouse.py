@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import signal
 import sys
 import urllib.request
 from pathlib import Path
+from typing import ClassVar
 
 from embedded.environment import server_environment
 from embedded.guarded import Command
@@ -17,6 +19,11 @@ class ClickHouse(Server):
     name = "clickhouse"
     variable = "CLICKHOUSE_URL"
     wheel = "chdb"
+    # The front gives running queries a few seconds, then the engine closes its tables.
+    stop_signals: ClassVar[list[tuple[int, float]]] = [
+        (signal.SIGTERM, 12.0),
+        (signal.SIGKILL, 5.0),
+    ]
 
     @property
     def address(self) -> str:
@@ -26,7 +33,7 @@ class ClickHouse(Server):
     def command(self) -> Command:
         """Run the front, which opens the engine."""
         if importlib.util.find_spec("chdb") is None:
-            raise missing_wheel(type(self))
+            raise missing_wheel(self)
         folder = self.data_dir / "clickhouse"
         folder.mkdir(parents=True, exist_ok=True)
         project = str(Path(__file__).resolve().parent.parent)

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,17 +25,36 @@ from chdb.state.sqlitelike import Connection
 
 from embedded.http_body import BadBodyError, BodyTooLargeError, read_body, read_form
 
-MAX_CONCURRENT_QUERIES: Final = 16
+MAX_CONCURRENT_QUERIES: Final = 32
 STOP_SECONDS: Final = 4.0
 HOST: Final = "127.0.0.1"
 
 # Parameters that the HTTP interface itself consumes; every other one is a setting of the engine.
 TRANSPORT_PARAMETERS: Final = frozenset(
-    """query database default_format query_id user password quota_key role buffer_size compress
-    decompress wait_end_of_query session_id session_check session_timeout stacktrace
-    client_protocol_version enable_http_compression http_zlib_compression_level
-    send_progress_in_http_headers http_headers_progress_interval_ms
-    cancel_http_readonly_queries_on_client_close""".split()
+    (
+        "query",
+        "database",
+        "default_format",
+        "query_id",
+        "user",
+        "password",
+        "quota_key",
+        "role",
+        "buffer_size",
+        "compress",
+        "decompress",
+        "wait_end_of_query",
+        "session_id",
+        "session_check",
+        "session_timeout",
+        "stacktrace",
+        "client_protocol_version",
+        "enable_http_compression",
+        "http_zlib_compression_level",
+        "send_progress_in_http_headers",
+        "http_headers_progress_interval_ms",
+        "cancel_http_readonly_queries_on_client_close",
+    )
 )
 SETTING_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -102,8 +122,9 @@ class Front(ThreadingHTTPServer):
 
     def close_engine(self) -> None:
         """Wait for the running queries, within limits, and close the engine."""
+        deadline = time.monotonic() + STOP_SECONDS
         for _ in range(MAX_CONCURRENT_QUERIES):
-            self.slots.acquire(timeout=STOP_SECONDS / MAX_CONCURRENT_QUERIES)
+            self.slots.acquire(timeout=max(0.0, deadline - time.monotonic()))
         self.engine.close()
 
 
@@ -243,7 +264,7 @@ class Handler(BaseHTTPRequestHandler):
 def run(connection: Connection, query: Query) -> Answer:
     """Run a query on a fresh handle."""
     if not query.sql.strip():
-        raise RequestError(HTTPStatus.BAD_REQUEST, "Code: 62. DB::Exception: Empty query.")
+        raise ValueError("Code: 62. DB::Exception: Empty query. (SYNTAX_ERROR)")
     if query.database:
         connection.query(f"USE {quote_name(query.database)}")
     if query.settings:
@@ -253,15 +274,16 @@ def run(connection: Connection, query: Query) -> Answer:
     if insert is not None:
         return run_insert(connection, insert, query.sql)
     trailing = TRAILING_FORMAT.search(query.sql)
+    sql = query.sql.decode()
     if query.streamed and trailing is not None and trailing[1].lower() == b"native":
-        stream = connection.send_query(query.sql, "Native", params=query.parameters)
+        stream = connection.send_query(sql, "Native", params=query.parameters)
         return Answer("Native", (chunk.bytes() for chunk in stream), {})
     if trailing is not None:
-        result = connection.query(query.sql, "TabSeparated", params=query.parameters)
+        result = connection.query(sql, "TabSeparated", params=query.parameters)
         return Answer(trailing[1].decode(), iter([result.bytes()]), summary_of(result))
     # A statement with a result prints at least the names, one without prints nothing: the only way
     # to tell them apart, and clients treat them differently.
-    result = connection.query(query.sql, "TabSeparatedWithNames", params=query.parameters)
+    result = connection.query(sql, "TabSeparatedWithNames", params=query.parameters)
     names, newline, rows = result.bytes().partition(b"\n")
     return Answer("TabSeparated" if names + newline else None, iter([rows]), summary_of(result))
 
@@ -306,9 +328,7 @@ def assign(setting: tuple[str, str]) -> str:
     """Write `name = 'value'`; quoted numbers are numbers to the engine."""
     name, text = setting
     if not SETTING_NAME.fullmatch(name):
-        raise RequestError(
-            HTTPStatus.BAD_REQUEST, f"Code: 115. DB::Exception: Unknown setting {name!r}."
-        )
+        raise ValueError(f"Code: 115. DB::Exception: Unknown setting {name!r}. (UNKNOWN_SETTING)")
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"{name} = '{escaped}'"
 

@@ -7,11 +7,15 @@ class EmbeddedServerError(Exception):
     """An embedded server could not be had; the message says what happened and what to do."""
 
 
+class StartGivenUpError(EmbeddedServerError):
+    """The start was given up because another server of the stack had failed."""
+
+
 def explain_os_error(error: OSError, *, what: str) -> EmbeddedServerError:
     """Translate an operating system error met while doing `what`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_full(what)
-    return EmbeddedServerError(f"{what}: {error.strerror or error} ({error.filename or 'no file'}).")
+    return EmbeddedServerError(f"{what}: {error}.")
 
 
 def disk_full(what: str) -> EmbeddedServerError:

@@ -8,8 +8,8 @@ The owner is gone when standard input is closed **or** the parent process has ch
 test matters when the owner forked: its children keep the pipe open after it died.
 
 Files in the control folder:
-    NAME.state      JSON, replaced whole: guard, pid (null when down), exit_code, obeyed
-                    (how many commands, counting the start at the beginning)
+    NAME.state      JSON, replaced whole: guard, pid (null when down), exit_code, failure (why it
+                    could not be started), obeyed (how many commands, the first start included)
     NAME.commands   named pipe, one command a line: start | stop SIGNAL | quit
 """
 
@@ -70,6 +70,7 @@ class Guard:
         self.owner = spec["owner"]
         self.child: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None
+        self.failure = ""
         self.obeyed = 0
 
     def run(self) -> None:
@@ -138,11 +139,10 @@ class Guard:
                     start_new_session=True,
                     **user,
                 )
-            self.exit_code = None
+            self.exit_code, self.failure = None, ""
         except (OSError, subprocess.SubprocessError) as error:
-            with contextlib.suppress(OSError), open(spec["log"], "a") as log_text:
-                log_text.write(f"cannot start: {error}\n")
-            self.exit_code = 127
+            # Not into the log: a full disk is one of the reasons.
+            self.exit_code, self.failure = None, str(error)
 
     def notice_exit(self) -> None:
         """Record that the server has ended by itself."""
@@ -169,6 +169,7 @@ class Guard:
             "guard": os.getpid(),
             "pid": self.child.pid if self.child is not None else None,
             "exit_code": self.exit_code,
+            "failure": self.failure,
             "obeyed": self.obeyed,
         }
         new = self.state_file.with_suffix(".new")

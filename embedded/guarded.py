@@ -37,11 +37,16 @@ class Command:
 
 @dataclass(frozen=True)
 class State:
-    """What the guard last published. `obeyed` counts the commands it has carried out."""
+    """What the guard last published.
+
+    `failure` says why the process could not even be started; `obeyed` counts the commands that
+    the guard has carried out.
+    """
 
     guard: int
     pid: int | None
     exit_code: int | None
+    failure: str
     obeyed: int
 
 
@@ -111,9 +116,9 @@ class GuardedProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def wait_exit(self, seconds: float) -> int | None:
-        """Wait until the process is down and return its exit code."""
-        return self._wait(lambda state: state.pid is None, what="stop", seconds=seconds).exit_code
+    def wait_exit(self, seconds: float) -> State:
+        """Wait until the process is down."""
+        return self._wait(lambda state: state.pid is None, what="end", seconds=seconds)
 
     def ask_to_quit(self) -> None:
         """Tell the guard to stop the process and go; does not wait."""
@@ -143,14 +148,14 @@ class GuardedProcess:
         state = self.state()
         self._tell(line)
         before = state.obeyed if state is not None else 0
-        self._wait(lambda new: new.obeyed > before, what=line.split()[0])
+        self._wait(lambda new: new.obeyed > before, what=line)
 
     def _tell(self, line: str) -> None:
         try:
             pipe = os.open(self.control / f"{self.name}.commands", os.O_WRONLY | os.O_NONBLOCK)
         except OSError as exc:
             raise EmbeddedServerError(
-                f"The guard of {self.name} is gone, so it cannot be told to {line.split()[0]}. "
+                f"The guard of {self.name} is gone, so it cannot be told to {line}. "
                 "Start the stack again."
             ) from exc
         try:

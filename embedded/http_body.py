@@ -2,11 +2,20 @@
 
 import email.parser
 import email.policy
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from email.message import Message
-from http.client import HTTPMessage
-from typing import IO, Final
+from io import BufferedIOBase
+from typing import Final
+
+import lz4.frame  # type: ignore[import-untyped]  # the package ships no types
+
+# Both codecs come with clickhouse-connect, so they are there whenever its client sends them.
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024
 MAX_LINE_BYTES: Final = 4096
@@ -23,7 +32,7 @@ class BodyTooLargeError(Exception):
         super().__init__(f"A request body may have {MAX_BODY_BYTES} bytes at most.")
 
 
-def read_body(stream: IO[bytes], headers: HTTPMessage) -> bytes:
+def read_body(stream: BufferedIOBase, headers: Message) -> bytes:
     """Read the whole body, decompressed.
 
     Raises BodyTooLargeError and BadBodyError; the connection is then in an unknown state.
@@ -40,7 +49,7 @@ def read_body(stream: IO[bytes], headers: HTTPMessage) -> bytes:
     return decompress(body, headers.get("Content-Encoding", "identity").lower())
 
 
-def read_chunks(stream: IO[bytes]) -> Iterator[bytes]:
+def read_chunks(stream: BufferedIOBase) -> Iterator[bytes]:
     """Yield the chunks of a chunked body."""
     while True:
         line = stream.readline(MAX_LINE_BYTES)
@@ -58,7 +67,7 @@ def read_chunks(stream: IO[bytes]) -> Iterator[bytes]:
         stream.readline(MAX_LINE_BYTES)
 
 
-def read_exactly(stream: IO[bytes], length: int) -> bytes:
+def read_exactly(stream: BufferedIOBase, length: int) -> bytes:
     """Read this many bytes; a connection that ends early is an error, never a shorter body."""
     body = stream.read(length)
     if len(body) != length:
@@ -99,9 +108,6 @@ def decompress_zlib(body: bytes, window_bits: int) -> bytes:
 
 def decompress_zstd(body: bytes) -> bytes:
     """Decompress Zstandard frames, one after the other."""
-    # Where clickhouse-connect gets it from, so it is there whenever a client can send it.
-    from backports import zstd
-
     whole, rest = b"", body
     while rest:
         codec = zstd.ZstdDecompressor()
@@ -113,8 +119,6 @@ def decompress_zstd(body: bytes) -> bytes:
 
 def decompress_lz4(body: bytes) -> bytes:
     """Decompress LZ4 frames, one after the other."""
-    import lz4.frame
-
     whole, rest = b"", body
     while rest:
         codec = lz4.frame.LZ4FrameDecompressor()

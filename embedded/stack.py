@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from embedded.clickhouse import ClickHouse
-from embedded.errors import EmbeddedServerError, explain_os_error
+from embedded.errors import EmbeddedServerError, StartGivenUpError, explain_os_error
 from embedded.folder import FolderLock, mark_throwaway
 from embedded.guard import OWNER_FILE
 from embedded.guarded import Owner
@@ -129,11 +129,10 @@ class EmbeddedStack:
                 if any(not start.done() or start.exception() for start in starts):
                     for server in self.servers.values():
                         server.abandoned.set()
-        # Those given up fail as well; the first to fail is the reason.
         failures = [exc for start in starts if (exc := start.exception()) is not None]
-        given_up = [exc for exc in failures if "given up" in str(exc)]
-        for exc in [*(exc for exc in failures if exc not in given_up), *given_up]:
-            raise exc
+        # Those given up are a consequence, not the reason.
+        for failure in sorted(failures, key=lambda exc: isinstance(exc, StartGivenUpError)):
+            raise failure
 
     def _prepare_folder(self) -> Path:
         if self._data_dir is not None:

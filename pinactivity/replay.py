@@ -160,9 +160,7 @@ class Replay:
         device = identify_device(user_agent, None)
         state = self._devices.get(visit.device)
         if state is None:
-            started = start_session(
-                anonymous_id=anonymous, user_id=None, device=device, now=moment
-            )
+            started = start_session(anonymous_id=anonymous, user_id=None, device=device, now=moment)
             state = self._devices[visit.device] = _DeviceState(started.session.session_id)
         elif visit.page is None:
             beat = beat_session(

@@ -82,7 +82,9 @@ class SessionAdmin(ReadOnlyAdmin):
             ("Written", "Topic", "Key", "Delivery"),
             (
                 (
-                    _link("outbox_outboxmessage", event.id, f"{event.created_at:%Y-%m-%d %H:%M:%S}"),
+                    _link(
+                        "outbox_outboxmessage", event.id, f"{event.created_at:%Y-%m-%d %H:%M:%S}"
+                    ),
                     event.topic,
                     event.key,
                     event.delivery,

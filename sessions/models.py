@@ -22,7 +22,10 @@ def choices(enum: type[Enum]) -> list[tuple[str, str]]:
 def status_fields_agree() -> Q:
     """State the rule that binds a status to its fields: Active <=> nothing of the end is set."""
     return Q(
-        status=Status.ACTIVE.value, ended_at__isnull=True, duration__isnull=True, close_reason__isnull=True
+        status=Status.ACTIVE.value,
+        ended_at__isnull=True,
+        duration__isnull=True,
+        close_reason__isnull=True,
     ) | Q(
         status=Status.INACTIVE.value,
         ended_at__isnull=False,
@@ -69,8 +72,13 @@ class SessionQuerySet(models.QuerySet["Session"]):
         Returns:
             The session, or None when no row matched: closed, abandoned, unknown or foreign.
         """
-        return _touch(_EXTEND, session_id=session_id, anonymous_id=anonymous_id,
-                      abandoned_after=abandoned_after, now=now)
+        return _touch(
+            _EXTEND,
+            session_id=session_id,
+            anonymous_id=anonymous_id,
+            abandoned_after=abandoned_after,
+            now=now,
+        )
 
     def start(
         self,

@@ -28,5 +28,7 @@ def activity_snapshot() -> ActivitySnapshot:
         oldest_activity_at=active.order_by("last_activity_at")
         .values_list("last_activity_at", flat=True)
         .first(),
-        last_success_at=success.order_by("-started_at").values_list("finished_at", flat=True).first(),
+        last_success_at=success.order_by("-started_at")
+        .values_list("finished_at", flat=True)
+        .first(),
     )

@@ -100,7 +100,11 @@ class PropertyObjectView(models.Model):
     # The constraint and the index are ours, by name (migration 0001): Django's own foreign key
     # would be checked only at COMMIT, and its index would repeat the one below.
     session = models.ForeignKey(
-        Session, on_delete=models.RESTRICT, related_name="views", db_constraint=False, db_index=False
+        Session,
+        on_delete=models.RESTRICT,
+        related_name="views",
+        db_constraint=False,
+        db_index=False,
     )
     property_object_id = models.UUIDField()
     user_id = models.UUIDField(
@@ -127,7 +131,9 @@ class PropertyObjectView(models.Model):
                 condition=Q(status=Status.ACTIVE.value),
             ),
             models.Index(fields=["session", "created_at"], name="ix_property_object_views_session"),
-            models.Index(fields=["property_object_id", "created_at"], name="ix_property_object_views_object"),
+            models.Index(
+                fields=["property_object_id", "created_at"], name="ix_property_object_views_object"
+            ),
         )
         constraints = (
             models.UniqueConstraint(
@@ -184,4 +190,3 @@ _EXTEND_SESSION = f"""
       AND sessions.anonymous_id = %(anonymous_id)s
     RETURNING greatest({_NOW}, view.created_at)
 """
-

@@ -1,0 +1,54 @@
+# pinactivity. `make help` lists the targets.
+.DEFAULT_GOAL := help
+SHELL := bash
+PYTHON ?= python3.11
+BIN := .venv/bin
+NAME ?= closer
+
+# What the tools that only read the code need of an environment; nothing connects to it.
+DUMMY := PINACTIVITY_DEVELOPMENT=true DATABASE_URL=postgresql://nobody@127.0.0.1:1/nothing \
+	REDIS_URL=redis://127.0.0.1:1/0 KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:1
+
+.PHONY: help up test lint types check bench requirements
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.venv/base: requirements/base.txt requirements/embedded.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/base.txt -r requirements/embedded.txt
+	touch $@
+
+.venv/dev: .venv/base requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
+	touch $@
+
+up: .venv/base ## Start everything on this machine, replay a day of visits, say where to look
+	$(BIN)/python -m embedded up
+
+test: .venv/dev ## Run all tests on real servers (ARGS="-k name" for some)
+	PINACTIVITY_DEVELOPMENT=true $(BIN)/python -m embedded run --throwaway -- $(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/dev ## Check style, formatting and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: .venv/dev ## Check types, strictly
+	$(DUMMY) $(BIN)/mypy .
+
+check: .venv/dev ## Check Django's configuration, migrations, imports and the compose file
+	$(DUMMY) $(BIN)/python manage.py check --fail-level WARNING
+	$(DUMMY) $(BIN)/python manage.py makemigrations --check --dry-run
+	$(BIN)/lint-imports
+	$(BIN)/python deploy/check_compose.py
+
+bench: .venv/dev ## Measure one thing against its limit: make bench NAME=closer
+	PINACTIVITY_DEVELOPMENT=true $(BIN)/python -m embedded run --throwaway -- $(BIN)/python -m bench.$(NAME) $(ARGS)
+
+requirements: ## Pin the packages anew, with hashes and without a registry's name
+	$(PYTHON) -m venv .venv && $(BIN)/python -m pip install --quiet uv
+	cd requirements && for part in base embedded dev; do \
+		../$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+			--no-emit-index-url --no-emit-find-links --custom-compile-command "make requirements" \
+			$$part.in -o $$part.txt || exit 1; done
