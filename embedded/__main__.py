@@ -1,4 +1,4 @@
-"""Run a command with embedded servers: `python -m embedded run [OPTIONS] -- CMD ARGS...`."""
+"""`python -m embedded run [OPTIONS] -- CMD ARGS...`, and `python -m embedded up`."""
 
 import argparse
 import os
@@ -11,6 +11,7 @@ from typing import Final
 
 from embedded.errors import EmbeddedServerError
 from embedded.stack import SERVERS, EmbeddedStack
+from embedded.up import up as bring_up
 
 DEFAULT_DATA_DIR: Final = Path(__file__).resolve().parent.parent / ".data"
 
@@ -78,6 +79,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--throwaway", action="store_true", help="a temporary folder, fast and removed at the end"
     )
     run.add_argument("argv", nargs="+", metavar="CMD", help="the command, after --")
+    up = commands.add_parser("up", help="run the whole system, with a day of visits in it")
+    up.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="kept data")
+    up.add_argument("--port", type=int, help="of the web (default: the first free from 8000)")
     return parser.parse_args(arguments)
 
 
@@ -85,6 +89,8 @@ def main() -> int:
     """Carry out the command line."""
     options = parse(sys.argv[1:])
     try:
+        if options.action == "up":
+            return bring_up(options.data_dir, port=options.port)
         stack = EmbeddedStack(
             None if options.throwaway else options.data_dir,
             throwaway=options.throwaway,

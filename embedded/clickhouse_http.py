@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 import chdb
 from chdb.state.sqlitelike import Connection
 
-from embedded.http_body import BadBodyError, BodyTooLargeError, read_body, read_form
+from embedded.http_body import BadBodyError, read_body, read_form
 
 MAX_CONCURRENT_QUERIES: Final = 32
 STOP_SECONDS: Final = 4.0
@@ -74,15 +74,6 @@ STATUS_OF_CODE: Final = {
     **dict.fromkeys((192, 193, 194, 516), HTTPStatus.FORBIDDEN),
 }
 STD_EXCEPTION: Final = 1001
-
-
-class RequestError(Exception):
-    """A request refused by the front itself."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 @dataclass(frozen=True)
@@ -147,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
         """Run a query or an insert."""
         self._serve(read_only=False)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class names it
         """Keep no access log: queries carry people's data."""
 
     def _serve(self, *, read_only: bool) -> None:
@@ -161,10 +152,10 @@ class Handler(BaseHTTPRequestHandler):
                     self._send_answer(query, run(connection, query))
                 finally:
                     connection.close()
-        except RequestError as exc:
+        except BadBodyError as exc:
             # The rest of the body may still be on its way, so the connection cannot be used again.
             self.close_connection = True
-            self._send_whole(exc.status, f"{exc.message}\n".encode(), {})
+            self._send_whole(exc.status, f"{exc}\n".encode(), {})
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
         except Exception as exc:
@@ -178,16 +169,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _read_query(self, *, read_only: bool) -> Query:
         fields = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
-        try:
-            body = read_body(self.rfile, self.headers)
-            content_type = self.headers.get("Content-Type", "")
-            if content_type.startswith("multipart/form-data"):
-                fields |= read_form(body, content_type)
-                body = b""
-        except BodyTooLargeError as exc:
-            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(exc)) from exc
-        except BadBodyError as exc:
-            raise RequestError(HTTPStatus.BAD_REQUEST, str(exc)) from exc
+        body = read_body(self.rfile, self.headers)
+        content_type = self.headers.get("Content-Type", "")
+        if content_type.startswith("multipart/form-data"):
+            fields |= read_form(body, content_type)
+            body = b""
         sql = b"\n".join(part for part in (fields.get("query", "").encode(), body) if part)
         parameters = {name[6:]: text for name, text in fields.items() if name.startswith("param_")}
         settings = {

@@ -48,7 +48,8 @@ class FolderLock:
                 time.sleep(0.1)
 
     def release(self) -> None:
-        """Give the folder free."""
+        """Give the folder free, also where a forked child still has the descriptor."""
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
         os.close(self.fd)
 
 

@@ -128,7 +128,7 @@ class Guard:
             else:
                 user = {"user": uid, "group": gid, "extra_groups": []}
         try:
-            with open(spec["log"], "ab") as log:
+            with Path(spec["log"]).open("ab") as log:
                 self.child = subprocess.Popen(
                     spec["argv"],
                     env=spec["env"],
@@ -191,9 +191,10 @@ class Guard:
             return
         if self.spec["remove"]:
             # Backends of a database killed the hard way may need a moment to let go.
+            folder = Path(self.spec["remove"])
             for _ in range(20):
-                shutil.rmtree(self.spec["remove"], ignore_errors=True)
-                if not os.path.exists(self.spec["remove"]):
+                shutil.rmtree(folder, ignore_errors=True)
+                if not folder.exists():
                     return
                 time.sleep(0.1)
 

@@ -6,6 +6,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from email.message import Message
+from http import HTTPStatus
 from io import BufferedIOBase
 from typing import Final
 
@@ -24,9 +25,13 @@ MAX_LINE_BYTES: Final = 4096
 class BadBodyError(Exception):
     """The body is not what its headers say."""
 
+    status = HTTPStatus.BAD_REQUEST
 
-class BodyTooLargeError(Exception):
+
+class BodyTooLargeError(BadBodyError):
     """The body is larger than this server takes."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
     def __init__(self) -> None:
         super().__init__(f"A request body may have {MAX_BODY_BYTES} bytes at most.")
@@ -35,7 +40,7 @@ class BodyTooLargeError(Exception):
 def read_body(stream: BufferedIOBase, headers: Message) -> bytes:
     """Read the whole body, decompressed.
 
-    Raises BodyTooLargeError and BadBodyError; the connection is then in an unknown state.
+    Raises BadBodyError; the connection is then in an unknown state.
     """
     if headers.get("Transfer-Encoding", "").lower() == "chunked":
         body = join(read_chunks(stream))
@@ -93,7 +98,7 @@ def decompress(body: bytes, encoding: str) -> bytes:
         raise BadBodyError(f"Content-Encoding {encoding!r} is not supported.")
     try:
         return DECOMPRESSORS[encoding](body)
-    except BodyTooLargeError:
+    except BadBodyError:
         raise
     except Exception as exc:
         # Each codec raises errors of its own.

@@ -76,6 +76,8 @@ class EmbeddedStack:
             name for name in SERVERS if name in names and SERVERS[name].variable not in self.given
         ]
         self.servers: dict[str, Server] = {}
+        # For further processes that are to end with the stack: GuardedProcess.spawn takes it.
+        self.owner: Owner | None = None
         self._data_dir = data_dir
         self._throwaway = throwaway
         self._ports = dict(ports or {})
@@ -94,8 +96,6 @@ class EmbeddedStack:
 
     def start(self) -> None:
         """Start all servers at once; on any failure stop them all and raise the first."""
-        if not self.names:
-            return
         try:
             self._start()
         except OSError as exc:
@@ -111,7 +111,7 @@ class EmbeddedStack:
         mark_throwaway(data_dir, throwaway=self._throwaway)
         self._control = Path(tempfile.mkdtemp(prefix="embedded-"))
         (self._control / OWNER_FILE).write_text(str(os.getpid()))
-        owner = Owner(self._control, self._lock.fd, self._temporary)
+        self.owner = owner = Owner(self._control, self._lock.fd, self._temporary)
         taken: set[int] = set()
         for name in self.names:
             port = self._ports.get(name) or find_free_port(taken)
@@ -120,7 +120,7 @@ class EmbeddedStack:
             description = {"data_dir": str(data_dir), "port": port, "throwaway": self._throwaway}
             (self._control / f"{name}.json").write_text(json.dumps(description))
             self.servers[name] = server
-        with ThreadPoolExecutor(len(self.servers)) as pool:
+        with ThreadPoolExecutor(max(len(self.servers), 1)) as pool:
             starts = [pool.submit(server.launch, owner) for server in self.servers.values()]
             try:
                 wait(starts, return_when=FIRST_EXCEPTION)
@@ -153,7 +153,7 @@ class EmbeddedStack:
         for folder in (self._control, self._temporary):
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-        self._control = self._temporary = None
+        self._control = self._temporary = self.owner = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None

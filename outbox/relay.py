@@ -1,4 +1,4 @@
-"""The relay: carries the outbox to Kafka, at least once, in order within a key (design, section 9)."""
+"""The relay: the outbox to Kafka, at least once, in order within a key (design, section 9)."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -32,4 +32,4 @@ def _start(**_: Any) -> None:
 
     enforce()
     if settings.METRICS_PORT:
-        prometheus_client.start_http_server(settings.METRICS_PORT)
+        prometheus_client.start_http_server(settings.METRICS_PORT, addr=settings.METRICS_HOST)

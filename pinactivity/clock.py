@@ -1,8 +1,8 @@
 """One clock, the database's (INV-SES-004): no host's own time decides anything.
 
 Services take `now: datetime | None`. None is the database's clock; a value is for tests and
-for the replay. SQL that we write takes the same choice as `coalesce(%(now)s, statement_timestamp())`:
-the statement's time, because the transaction's is older than what a lock wait let pass.
+for the replay. SQL that we write takes the same choice: `coalesce(%(now)s, statement_timestamp())`.
+The statement's time, because the transaction's is older than what a lock wait let pass.
 """
 
 from datetime import UTC, datetime

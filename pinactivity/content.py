@@ -1,6 +1,6 @@
 """What comes in as a body and what goes out: strict JSON, whatever the client prefers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rest_framework.exceptions import ParseError
@@ -30,7 +30,7 @@ class StrictJSONParser(BaseParser):
     ) -> Any:
         request: Request = (parser_context or {})["request"]
         try:
-            return strict_json.loads(request._request.body)  # bounded by Django, as a stream is not
+            return strict_json.loads(request.body)  # bounded by Django, as a stream is not
         except strict_json.InvalidJSON as fault:
             raise ParseError(str(fault)) from None
 
@@ -38,14 +38,15 @@ class StrictJSONParser(BaseParser):
 class OneRepresentation(BaseContentNegotiation):
     """Answer JSON whatever Accept says: there is nothing else to choose (RFC 9110, 12.5.1)."""
 
-    def select_parser(self, request: Request, parsers: Sequence[BaseParser]) -> BaseParser | None:
+    def select_parser(self, request: Request, parsers: Iterable[BaseParser]) -> BaseParser | None:
         offered = (request.content_type or "").partition(";")[0].strip().lower()
         return next((parser for parser in parsers if parser.media_type == offered), None)
 
     def select_renderer(
         self,
         request: Request,
-        renderers: Sequence[BaseRenderer],
+        renderers: Iterable[BaseRenderer],
         format_suffix: str | None = None,
     ) -> tuple[BaseRenderer, str]:
-        return renderers[0], renderers[0].media_type
+        renderer = next(iter(renderers))
+        return renderer, renderer.media_type

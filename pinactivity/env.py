@@ -6,7 +6,7 @@ A variable NAME may be given as a file by NAME_FILE (secrets). Messages never qu
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
@@ -49,6 +49,10 @@ class Environment(FileAwareEnv):
         """Note a fault; `finish` reports it with the others."""
         self._faults.setdefault(name, []).append(message)
 
+    @overload
+    def time_span(self, name: str, default: timedelta) -> timedelta: ...
+    @overload
+    def time_span(self, name: str, default: None = None) -> timedelta | None: ...
     def time_span(self, name: str, default: timedelta | None = None) -> timedelta | None:
         """Read `hh:mm:ss` or `d.hh:mm:ss`; a fault keeps the default so that reading goes on."""
         text = self.str(name, default=None)
@@ -63,8 +67,8 @@ class Environment(FileAwareEnv):
 
     def integer(self, name: str, default: int, *, least: int, most: int) -> int:
         """Read a whole number within bounds; a fault keeps the default."""
-        value = self.int(name, default=default)
-        if value is None:
+        value: int | None = self.int(name, default=default)
+        if value is None:  # it did not parse
             return default
         if not least <= value <= most:
             self.fault(name, f"Must be from {least} to {most}.")
@@ -114,8 +118,8 @@ class Environment(FileAwareEnv):
             },
         }
 
-    def options(self, prefix: str, build: Callable[..., T], **values: Any) -> T | None:
-        """Build an options class; its faults are reported as PREFIX_FIELD.
+    def options(self, prefix: str, build: Callable[..., T], **values: Any) -> T:
+        """Build an options class; its faults are reported as PREFIX_FIELD, and the defaults go on.
 
         A value that did not parse at all is None and keeps the class's default here: it has
         its own line in the report.
@@ -126,7 +130,7 @@ class Environment(FileAwareEnv):
         except InvalidOptions as error:
             for field, reason in error.faults.items():
                 self.fault(f"{prefix}_{field.upper()}", reason)
-            return None
+            return build()
 
     def finish(self) -> None:
         """End the reading.
@@ -137,7 +141,8 @@ class Environment(FileAwareEnv):
         try:
             self.seal()
         except EnvValidationError as error:
-            for name, messages in error.error_messages.items():
+            found: Any = error.error_messages  # declared wider than `seal` fills it
+            for name, messages in found.items():
                 for message in messages:
                     self.fault(name, message)
         if self._faults:

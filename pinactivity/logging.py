@@ -65,6 +65,7 @@ def logging_config(*, level: str, readable: bool) -> dict[str, Any]:
         "loggers": {
             # Their INFO lines say every poll and every task; ours say what came of it.
             "kafka": {"level": "WARNING"},
+            "kafka.coordinator": {"level": "ERROR"},  # warns that a reader without group has none
             "celery.app.trace": {"level": "WARNING"},
             "celery.worker.strategy": {"level": "WARNING"},
             "celery.beat": {"level": "WARNING"},

@@ -72,6 +72,6 @@ _storage.register(StorageCollector())
 
 def metrics(request: HttpRequest) -> HttpResponse:
     """Answer in Prometheus' text format."""
-    response = ExportToDjangoView(request)
+    response: HttpResponse = ExportToDjangoView(request)
     response.content += prometheus_client.generate_latest(_storage)
     return response

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from celery.schedules import crontab, schedule
+from celery.schedules import BaseSchedule, crontab, schedule
 from kombu import Queue
 
 from outbox.options import OutboxOptions
@@ -32,8 +32,9 @@ SECRET_KEY = env.str(
 ALLOWED_HOSTS = env.list(
     "ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"] if DEVELOPMENT else REQUIRED
 )
-CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+CSRF_TRUSTED_ORIGINS: list[str] = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 TRUSTED_PROXY_COUNT = env.integer("TRUSTED_PROXY_COUNT", 0, least=0, most=10)
+METRICS_HOST = env.str("METRICS_HOST", default="127.0.0.1")
 METRICS_PORT = env.integer("METRICS_PORT", 0, least=0, most=65_535)
 """Port on which a Celery process serves /metrics; 0 serves none. The web has its own path."""
 OTLP_ENDPOINT = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", default="")
@@ -78,7 +79,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # -- Kafka ---------------------------------------------------------------------------------
 
-KAFKA_BOOTSTRAP_SERVERS = env.list("KAFKA_BOOTSTRAP_SERVERS")
+KAFKA_BOOTSTRAP_SERVERS: list[str] = env.list("KAFKA_BOOTSTRAP_SERVERS")
 KAFKA_TOPIC_PARTITIONS = env.integer("KAFKA_TOPIC_PARTITIONS", 6, least=1, most=1000)
 KAFKA_TOPIC_REPLICATION = env.integer("KAFKA_TOPIC_REPLICATION", 1, least=1, most=10)
 KAFKA_TOPIC_RETENTION = env.time_span("KAFKA_TOPIC_RETENTION", timedelta(days=30))
@@ -98,7 +99,7 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TIMEZONE = "UTC"
 
 
-def _schedule(interval: timedelta) -> schedule:
+def _schedule(interval: timedelta) -> BaseSchedule:
     """Whole minutes that divide the hour keep to the wall clock, across restarts of beat."""
     minutes, rest = divmod(interval, timedelta(minutes=1))
     if rest or 60 % (minutes or 7):
@@ -115,13 +116,9 @@ def _tick(task: str, interval: timedelta) -> dict[str, Any]:
     }
 
 
-CELERY_BEAT_SCHEDULE: dict[str, Any] = {
-    **(
-        {"close-inactive": _tick("sessions.tasks.close_inactive", ACTIVITY_CLOSER.polling_interval)}
-        if ACTIVITY_CLOSER
-        else {}
-    ),
-    **({"relay-outbox": _tick("outbox.tasks.relay", OUTBOX.polling_interval)} if OUTBOX else {}),
+CELERY_BEAT_SCHEDULE = {
+    "close-inactive": _tick("sessions.tasks.close_inactive", ACTIVITY_CLOSER.polling_interval),
+    "relay-outbox": _tick("outbox.tasks.relay", OUTBOX.polling_interval),
 }
 
 # -- Django --------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Sessions and closer runs for support staff; read-only."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from django.contrib import admin
 from django.http import HttpRequest
@@ -46,14 +47,11 @@ class SessionAdmin(ReadOnlyAdmin):
     )
     readonly_fields = ("path", "events")
 
-    def get_fields(
-        self, request: HttpRequest, obj: Session | None = None
-    ) -> Sequence[str | Sequence[str]]:
+    def get_fields(self, request: HttpRequest, obj: Session | None = None) -> Any:
         """Show address and User-Agent only to whom the permission was given (section 13)."""
-        fields = tuple(self.fields or ())
         if request.user.has_perm("activity_sessions.view_device_address"):
-            return (*fields[:-2], ("ip_address", "user_agent"), *fields[-2:])
-        return fields
+            return (*self.fields[:-2], ("ip_address", "user_agent"), *self.fields[-2:])
+        return self.fields
 
     @admin.display(description="Views")
     def path(self, session: Session) -> SafeString:

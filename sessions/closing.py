@@ -146,7 +146,7 @@ def _end_views(
             view_source=view_source,
             created_at=created_at,
             last_activity_at=last_activity_at,
-            filter_snapshot=filter_snapshot and json.loads(filter_snapshot),
+            filter_snapshot=None if filter_snapshot is None else json.loads(filter_snapshot),
             version=version,
         )
         for (
@@ -171,4 +171,5 @@ def _end(
         return []
     with connection.cursor() as cursor:
         cursor.execute(statement, {"ids": list(ids), "reason": reason.value, "ended_at": ended_at})
-        return cursor.fetchall()
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows

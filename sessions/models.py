@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from typing import Any
 from uuid import UUID
 
 from django.db import connection, models
@@ -112,7 +113,7 @@ class SessionQuerySet(models.QuerySet["Session"]):
             abandoned_after=abandoned_after,
             now=now,
         )
-        return touched and (touched, touched.session_id == proposed)
+        return (touched, touched.session_id == proposed) if touched else None
 
 
 class Session(models.Model):
@@ -253,7 +254,7 @@ _START = f"""
 """
 
 
-def _touch(statement: str, **parameters: object) -> TouchedSession | None:
+def _touch(statement: str, **parameters: Any) -> TouchedSession | None:
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         row = cursor.fetchone()

@@ -42,28 +42,22 @@ class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):
             row is locked then, until the transaction ends.
         """
         proposed = new_id()
-        with connection.cursor() as cursor:
-            cursor.execute(
-                _OPEN,
-                {
-                    "id": proposed,
-                    "session_id": session.session_id,
-                    "property_object_id": property_object_id,
-                    "user_id": session.user_id,
-                    "view_source": view_source.value,
-                    "filter_snapshot": filter_snapshot and json.dumps(filter_snapshot),
-                    "moment": session.moment,
-                    "abandoned_after": abandoned_after,
-                },
-            )
-            row = cursor.fetchone()
-        return row and (row[0], row[0] == proposed)
+        row = _fetch_one(
+            _OPEN,
+            id=proposed,
+            session_id=session.session_id,
+            property_object_id=property_object_id,
+            user_id=session.user_id,
+            view_source=view_source.value,
+            filter_snapshot=None if filter_snapshot is None else json.dumps(filter_snapshot),
+            moment=session.moment,
+            abandoned_after=abandoned_after,
+        )
+        return (row[0], row[0] == proposed) if row else None
 
     def extend(self, *, view_id: UUID, moment: datetime) -> bool:
         """Move LastActivityAt of an Active view forward; False when it is not Active."""
-        with connection.cursor() as cursor:
-            cursor.execute(_EXTEND, {"id": view_id, "moment": moment})
-            return cursor.rowcount == 1
+        return _fetch_one(_EXTEND, id=view_id, moment=moment) is not None
 
     def extend_session(
         self,
@@ -79,18 +73,14 @@ class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):
             The moment of the beat, or None when the view is closed, abandoned, unknown or of
             another device: nothing is written then.
         """
-        with connection.cursor() as cursor:
-            cursor.execute(
-                _EXTEND_SESSION,
-                {
-                    "id": view_id,
-                    "anonymous_id": anonymous_id,
-                    "abandoned_after": abandoned_after,
-                    "now": now,
-                },
-            )
-            row = cursor.fetchone()
-        return row and row[0]
+        row = _fetch_one(
+            _EXTEND_SESSION,
+            id=view_id,
+            anonymous_id=anonymous_id,
+            abandoned_after=abandoned_after,
+            now=now,
+        )
+        return row[0] if row else None
 
 
 class PropertyObjectView(models.Model):
@@ -178,6 +168,7 @@ _OPEN = """
 _EXTEND = """
     UPDATE property_object_views SET last_activity_at = greatest(last_activity_at, %(moment)s)
     WHERE id = %(id)s AND status = 'Active'
+    RETURNING id
 """
 
 _NOW = "coalesce(%(now)s, statement_timestamp())"
@@ -190,3 +181,10 @@ _EXTEND_SESSION = f"""
       AND sessions.anonymous_id = %(anonymous_id)s
     RETURNING greatest({_NOW}, view.created_at)
 """
+
+
+def _fetch_one(statement: str, **parameters: Any) -> tuple[Any, ...] | None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        row: tuple[Any, ...] | None = cursor.fetchone()
+    return row

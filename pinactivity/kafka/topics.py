@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from datetime import timedelta
 
+from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import TopicAlreadyExistsError, for_code
 
@@ -62,3 +63,44 @@ def create_topics(
         return created
     finally:
         admin.close()
+
+
+def count_messages(names: Iterable[str], *, bootstrap_servers: list[str]) -> dict[str, int]:
+    """Count the offsets between the beginning and the end of topics; absent ones are left out.
+
+    Raises:
+        KafkaError: the broker is away.
+    """
+    consumer = KafkaConsumer(
+        bootstrap_servers=bootstrap_servers,
+        group_id=None,
+        bootstrap_timeout_ms=10_000,
+        fetch_max_wait_ms=100,
+    )
+    try:
+        counts = {}
+        for name in names:
+            numbers = consumer.partitions_for_topic(name) or set()
+            partitions = [TopicPartition(name, number) for number in numbers]
+            if partitions:
+                first = consumer.beginning_offsets(partitions)
+                end = find_ends(consumer, partitions)
+                counts[name] = sum(end[part] - first[part] for part in partitions)
+        return counts
+    finally:
+        consumer.close()
+
+
+def find_ends(
+    consumer: KafkaConsumer, partitions: list[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """Return where partitions end, by reading on from the end that the broker names.
+
+    The embedded broker names an end that lies before the records of its last batch.
+    """
+    consumer.assign(partitions)
+    for partition, offset in consumer.end_offsets(partitions).items():
+        consumer.seek(partition, offset)
+    while consumer.poll(timeout_ms=500):
+        pass
+    return {partition: consumer.position(partition) for partition in partitions}

@@ -37,8 +37,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "--tick", type=_tick, default=timedelta(seconds=60), help="Seconds between closer runs."
         )
-        parser.add_argument(
+        repeated = parser.add_mutually_exclusive_group()
+        repeated.add_argument(
             "--again", action="store_true", help="Play even if the first device is known already."
+        )
+        repeated.add_argument(
+            "--if-new", action="store_true", help="Do nothing if the first device is known already."
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -66,6 +70,7 @@ class Command(BaseCommand):
         start: datetime | None,
         tick: timedelta,
         again: bool,
+        if_new: bool,
         **_: Any,
     ) -> None:
         now = statement_time()
@@ -76,6 +81,9 @@ class Command(BaseCommand):
             raise CommandError("The replay would end in the future: give an earlier --start.")
         first = anonymous_id(visits[0].device)
         if not again and Session.objects.filter(anonymous_id=first).exists():
+            if if_new:
+                self.stdout.write("These visits were played already.")
+                return
             raise CommandError("These visits were played already: --again plays them once more.")
 
         # A lost tail of a replay is no loss: what is there stays whole all the same.

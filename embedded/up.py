@@ -1,0 +1,229 @@
+"""`python -m embedded up`: the whole system on this machine, with a day of visits in it."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from embedded.errors import EmbeddedServerError
+from embedded.guarded import Command, GuardedProcess
+from embedded.server import HOST, is_port_free
+from embedded.stack import EmbeddedStack, find_free_port
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+BIN: Final = Path(sys.executable).parent
+VISITS: Final = ROOT / "data" / "web-visits-1995-08-01.csv"
+WEB_PORT: Final = 8000
+READY_SECONDS: Final = 60.0
+# Web and workers finish what they are at: a request, a transaction, a batch.
+STOP_SIGNALS: Final = [(signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)]
+
+
+class _Stopped(BaseException):
+    """The user asked to stop."""
+
+
+class System:
+    """The application's processes on a stack.
+
+    Args:
+        stack: Started.
+        data_dir: Holds logs and the secrets made here.
+        port: Of the web.
+    """
+
+    def __init__(self, stack: EmbeddedStack, *, data_dir: Path, port: int) -> None:
+        self._stack = stack
+        self._data_dir = data_dir
+        self._port = port
+        self._processes: dict[str, GuardedProcess] = {}
+        self.admin_password = _kept_secret(data_dir / "admin-password", length=9)
+        self._environment = {
+            **os.environ,
+            **stack.environment,
+            "PINACTIVITY_DEVELOPMENT": os.environ.get("PINACTIVITY_DEVELOPMENT", "true"),
+            "SECRET_KEY": os.environ.get("SECRET_KEY")
+            or _kept_secret(data_dir / "secret-key", length=48),
+            "DJANGO_SUPERUSER_PASSWORD": self.admin_password,
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self._port}"
+
+    def prepare(self) -> None:
+        """Migrate, make topics and an admin user: all harmless when done already."""
+        self.manage("migrate", "--verbosity", "0")
+        self.manage("create_topics", quiet=True)
+        self.manage("ensure_admin", "admin", quiet=True)
+
+    def start(self) -> None:
+        """Start web, workers and beat, and wait until the web is ready."""
+        celery = [str(BIN / "celery"), "-A", "pinactivity.celery"]
+        worker = [*celery, "worker", "--pool", "threads", "--without-mingle", "--without-gossip"]
+        self._spawn(
+            "web",
+            f"{BIN}/granian --interface wsgi --host {HOST} --port {self._port}"
+            " --blocking-threads 8 --blocking-threads-idle-timeout 600"
+            " pinactivity.wsgi:application".split(),
+        )
+        self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])
+        self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "1", "-n", "relay@%h"])
+        self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / "beat-schedule")])
+        self._wait_ready()
+
+    def stop(self) -> None:
+        """Stop the processes, all at once, in an orderly way."""
+        for process in self._processes.values():
+            process.ask_to_quit()
+        for process in self._processes.values():
+            process.join(30.0)
+        self._processes = {}
+
+    def watch(self) -> None:
+        """Wait; raise when a process ends by itself."""
+        while True:
+            for name, process in self._processes.items():
+                state = process.state()
+                if state is None or state.pid is None:
+                    raise EmbeddedServerError(
+                        f"{name} ended by itself. The end of its log, {self.log(name)}:\n"
+                        + _tail(self.log(name))
+                    )
+            time.sleep(0.5)
+
+    def manage(self, *arguments: str, quiet: bool = False) -> None:
+        """Run a management command to its end.
+
+        Raises:
+            EmbeddedServerError: it failed; it has said why.
+        """
+        command = [sys.executable, str(ROOT / "manage.py"), *arguments]
+        output = subprocess.DEVNULL if quiet else None
+        process = subprocess.Popen(command, env=self._environment, cwd=ROOT, stdout=output)
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if code != 0:
+            raise EmbeddedServerError(f"manage.py {arguments[0]} failed (exit code {code}).")
+
+    def log(self, name: str) -> Path:
+        return self._data_dir / "logs" / f"{name}.log"
+
+    def _spawn(self, name: str, argv: list[str]) -> None:
+        taken = {self._port}
+        environment = {**self._environment, "METRICS_PORT": "0"}
+        if name != "web":
+            environment["METRICS_PORT"] = str(find_free_port(taken))
+        owner = self._stack.owner
+        assert owner is not None  # the stack is started
+        process = self._processes[name] = GuardedProcess(owner.control, name)
+        command = Command(argv, self.log(name), list(STOP_SIGNALS), environment, cwd=str(ROOT))
+        process.spawn(command, owner)
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            state = self._processes["web"].state()
+            if state is None or state.pid is None:
+                break
+            try:
+                with urllib.request.urlopen(f"{self.url}/health/ready", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        raise EmbeddedServerError(
+            f"The web is not ready. The end of its log, {self.log('web')}:\n"
+            + _tail(self.log("web"))
+        )
+
+
+def up(data_dir: Path, *, port: int | None) -> int:
+    """Bring everything up, replay the shipped visits once, and wait for Ctrl-C or SIGTERM.
+
+    Args:
+        data_dir: Kept between calls.
+        port: Of the web; None takes the first free one from 8000.
+
+    Raises:
+        EmbeddedServerError: something could not start, or ended by itself.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    began = time.monotonic()
+    try:
+        _say("starting PostgreSQL, Valkey, Kafka and ClickHouse where none is given")
+        with EmbeddedStack(data_dir) as stack:
+            system = System(stack, data_dir=data_dir, port=_choose_port(port))
+            try:
+                system.prepare()
+                system.start()
+                _say(f"web is ready at {system.url} after {time.monotonic() - began:.0f} s")
+                _say("replaying half a day of visits, unless that was done before")
+                system.manage("replay_visits", str(VISITS), "--if-new")
+                system.manage("show_activity", "--wait", "60")
+                _say(_directions(stack, system))
+                _say(f"ready after {time.monotonic() - began:.0f} s; Ctrl-C stops everything")
+                system.watch()
+            finally:
+                _say("stopping")
+                system.stop()
+    except _Stopped:
+        pass
+    _say("stopped")
+    return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # A second Ctrl-C must not cut the orderly stop short.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise _Stopped
+
+
+def _directions(stack: EmbeddedStack, system: System) -> str:
+    lines = {
+        "Admin": f"{system.url}/admin/  (admin / {system.admin_password})",
+        "API": f"{system.url}/api/user-activity/",
+        "Health, metrics": f"{system.url}/health/ready  {system.url}/metrics",
+        **{name: value for name, value in stack.environment.items() if "EMBEDDED" not in name},
+        "Logs": str(system.log("web").parent),
+    }
+    return "\n" + "\n".join(f"  {name:<24} {value}" for name, value in lines.items()) + "\n"
+
+
+def _choose_port(port: int | None) -> int:
+    if port is not None:
+        if not is_port_free(port):
+            raise EmbeddedServerError(f"Port {port}, wanted for the web, is in use.")
+        return port
+    return next(
+        (candidate for candidate in range(WEB_PORT, WEB_PORT + 100) if is_port_free(candidate)),
+        find_free_port(set()),
+    )
+
+
+def _kept_secret(path: Path, *, length: int) -> str:
+    """Read a secret made before, or make it, for the owner's eyes only."""
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(length))
+    return path.read_text().strip()
+
+
+def _tail(path: Path) -> str:
+    return path.read_text(errors="replace")[-2000:].strip() if path.exists() else "(nothing)"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,57 @@
+"""Races with real threads: each has its own connection, and all start at once."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from django.db import connections
+
+T = TypeVar("T")
+
+
+def run_together(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Run calls in as many threads behind a barrier; return their results in order.
+
+    Raises:
+        Exception: the first that a call raised.
+    """
+    barrier = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], T]) -> T:
+        try:
+            barrier.wait(timeout=30)
+            return call()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(timeout=120) for future in [pool.submit(run, c) for c in calls]]
+
+
+class Background:
+    """A call in a thread of its own, to be waited for: `with Background(f) as b: ...; b.result()`."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._pool = ThreadPoolExecutor(1)
+
+        def run() -> T:
+            try:
+                return call()
+            finally:
+                connections.close_all()
+
+        self._future = self._pool.submit(run)
+
+    def result(self, timeout: float = 60) -> object:
+        return self._future.result(timeout=timeout)
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def __enter__(self) -> "Background":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True)

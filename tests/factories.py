@@ -1,0 +1,74 @@
+"""Rows as tests want them: devices that fell silent some time ago, by the database's clock."""
+
+from datetime import timedelta
+from typing import Any
+
+import factory
+from factory.django import DjangoModelFactory
+
+from pinactivity.clock import statement_time
+from pinactivity.ids import new_id
+from sessions.device import Device, DeviceType
+from sessions.models import Session
+from views.models import PropertyObjectView
+
+DEVICE = Device("Mozilla/5.0 (test)", "203.0.113.7", "Firefox 120", "Linux", DeviceType.DESKTOP)
+MINUTE = timedelta(minutes=1)
+
+
+class SessionFactory(DjangoModelFactory[Session]):
+    """An Active session: `lasted` long, then `silent` until now (of the database)."""
+
+    class Meta:
+        model = Session
+
+    class Params:
+        silent = timedelta(0)
+        lasted = 5 * MINUTE
+
+    id = factory.LazyFunction(new_id)
+    anonymous_id = factory.LazyFunction(new_id)
+    last_activity_at: Any = factory.LazyAttribute(lambda row: statement_time() - row.silent)
+    created_at: Any = factory.LazyAttribute(lambda row: row.last_activity_at - row.lasted)
+    linked_at: Any = factory.LazyAttribute(lambda row: row.user_id and row.created_at)
+    user_id = None
+    status = "Active"
+    version = 1
+    user_agent = DEVICE.user_agent
+    ip_address = DEVICE.ip_address
+    browser = DEVICE.browser
+    os = DEVICE.os
+    device_type = DEVICE.device_type
+
+
+class PropertyObjectViewFactory(DjangoModelFactory[PropertyObjectView]):
+    """An Active view of its session, dated as the session is unless told otherwise."""
+
+    class Meta:
+        model = PropertyObjectView
+
+    class Params:
+        silent = None
+        lasted = MINUTE
+
+    id = factory.LazyFunction(new_id)
+    session: Any = factory.SubFactory(SessionFactory)
+    property_object_id = factory.LazyFunction(new_id)
+    user_id: Any = factory.LazyAttribute(lambda row: row.session.user_id)
+    last_activity_at: Any = factory.LazyAttribute(
+        lambda row: row.session.last_activity_at
+        if row.silent is None
+        else statement_time() - row.silent
+    )
+    created_at: Any = factory.LazyAttribute(lambda row: row.last_activity_at - row.lasted)
+    view_source = "Catalog"
+    filter_snapshot = None
+    status = "Active"
+    version = 1
+
+
+def silent_session(*, minutes: float, views: int = 0, **fields: Any) -> Session:
+    """Make a session that has been silent for so many minutes, with open views likewise."""
+    session = SessionFactory(silent=timedelta(minutes=minutes), **fields)
+    PropertyObjectViewFactory.create_batch(views, session=session)
+    return session

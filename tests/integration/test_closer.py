@@ -1,0 +1,437 @@
+"""The ActivityCloserJob: the rows of the specification's test table, and what lies around them."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from outbox.models import OutboxMessage
+from pinactivity.clock import statement_time
+from pinactivity.ids import new_id
+from pinactivity.locks import CLOSER, REPLAY, advisory_lock
+from sessions.closer import ActivityCloser, ActivityCloserResult
+from sessions.lifecycle import RunOutcome
+from sessions.models import ActivityCloserRun, Session
+from sessions.options import ActivityCloserOptions
+from tests.concurrency import Background, run_together
+from tests.factories import MINUTE, PropertyObjectViewFactory, SessionFactory, silent_session
+from views.models import PropertyObjectView
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SESSION_ENDED = "pin.user-activity.session-ended.v1"
+VIEW_ENDED = "pin.user-activity.property-object-view-ended.v1"
+
+
+def close_inactive(**options: Any) -> ActivityCloserResult:
+    return ActivityCloser(ActivityCloserOptions(**options)).run()
+
+
+def events(topic: str) -> list[dict[str, Any]]:
+    rows = OutboxMessage.objects.filter(topic=topic).order_by("id")
+    return [json.loads(payload) for payload in rows.values_list("payload", flat=True)]
+
+
+def test_empty_batch_is_a_success_without_events() -> None:
+    SessionFactory(silent=11 * MINUTE)
+
+    result = close_inactive()
+
+    assert result.outcome is RunOutcome.SUCCEEDED
+    assert (result.closed_sessions, result.closed_views, result.failures) == (0, 0, 0)
+    assert result.backlog_remaining == 0
+    assert not OutboxMessage.objects.exists()
+
+
+def test_expired_session_closes_with_all_its_views_and_events_inv_ses_005_inv_lv_007() -> None:
+    user_id = new_id()
+    session = silent_session(minutes=13, user_id=user_id)
+    views = [
+        PropertyObjectViewFactory(session=session, filter_snapshot={"Rooms": [1, 2], "Город": "Уфа"}),
+        PropertyObjectViewFactory(session=session),
+    ]
+
+    result = close_inactive()
+
+    assert (result.closed_sessions, result.closed_views) == (1, 2)
+    closed = Session.objects.get(id=session.id)
+    assert (closed.status, closed.close_reason, closed.version) == ("Inactive", "Inactivity", 2)
+    assert closed.duration == session.last_activity_at - session.created_at == 5 * MINUTE
+    assert closed.last_activity_at == session.last_activity_at
+    assert closed.ended_at is not None
+    assert timedelta(0) <= statement_time() - closed.ended_at < MINUTE
+    for view in PropertyObjectView.objects.all():
+        assert (view.status, view.close_reason, view.version) == ("Inactive", "Inactivity", 2)
+        assert view.duration == MINUTE
+    (ended,) = events(SESSION_ENDED)
+    assert ended == {
+        "SessionId": str(session.id),
+        "AnonymousId": str(session.anonymous_id),
+        "UserId": str(user_id),
+        "CreatedAt": session.created_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "LastActivityAt": session.last_activity_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "DurationSeconds": 300,
+    }
+    by_id = {event["PropertyObjectViewId"]: event for event in events(VIEW_ENDED)}
+    assert set(by_id) == {str(view.id) for view in views}
+    assert by_id[str(views[0].id)] == {
+        "PropertyObjectViewId": str(views[0].id),
+        "PropertyObjectId": str(views[0].property_object_id),
+        "SessionId": str(session.id),
+        "AnonymousId": str(session.anonymous_id),
+        "UserId": str(user_id),
+        "ViewSource": "Catalog",
+        "ViewedAt": views[0].created_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "LastActivityAt": views[0].last_activity_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "DurationSeconds": 60,
+        "FilterSnapshot": {"Rooms": [1, 2], "Город": "Уфа"},
+    }
+
+
+def test_views_left_to_phase_b_close_with_their_session() -> None:
+    """A view whose own activity is newer than the cutoff, which only a race can leave behind."""
+    session = silent_session(minutes=13)
+    view = PropertyObjectViewFactory(session=session, silent=MINUTE)
+
+    close_inactive()
+
+    assert PropertyObjectView.objects.get(id=view.id).status == "Inactive"
+    assert Session.objects.get(id=session.id).status == "Inactive"
+    assert [event["PropertyObjectViewId"] for event in events(VIEW_ENDED)] == [str(view.id)]
+
+
+def test_hanging_view_in_a_live_session_closes_alone_inv_lv_004() -> None:
+    session = silent_session(minutes=1)
+    hanging = PropertyObjectViewFactory(session=session, silent=13 * MINUTE)
+    live = PropertyObjectViewFactory(session=session)
+
+    result = close_inactive()
+
+    assert (result.closed_sessions, result.closed_views) == (0, 1)
+    assert PropertyObjectView.objects.get(id=hanging.id).status == "Inactive"
+    assert PropertyObjectView.objects.get(id=live.id).status == "Active"
+    assert Session.objects.get(id=session.id).status == "Active"
+    assert [event["PropertyObjectViewId"] for event in events(VIEW_ENDED)] == [str(hanging.id)]
+
+
+def test_second_run_closes_nothing_and_repeats_no_event() -> None:
+    for _ in range(3):
+        silent_session(minutes=20, views=2)
+    close_inactive()
+    before = list(Session.objects.order_by("id").values())
+
+    again = close_inactive()
+
+    assert (again.closed_sessions, again.closed_views) == (0, 0)
+    assert list(Session.objects.order_by("id").values()) == before
+    assert OutboxMessage.objects.count() == 9
+
+
+def test_user_id_of_the_view_event_is_the_sessions_at_closing_time() -> None:
+    session = silent_session(minutes=1)
+    hanging = PropertyObjectViewFactory(session=session, silent=13 * MINUTE)
+    user_id = new_id()
+    Session.objects.filter(id=session.id).update(user_id=user_id, linked_at=statement_time())
+
+    close_inactive()
+
+    assert PropertyObjectView.objects.get(id=hanging.id).user_id is None
+    assert [event["UserId"] for event in events(VIEW_ENDED)] == [str(user_id)]
+
+
+def test_row_exactly_at_the_cutoff_stays() -> None:
+    session = SessionFactory(silent=20 * MINUTE)
+    closer = ActivityCloser(ActivityCloserOptions())
+
+    closer.run(now=session.last_activity_at + 12 * MINUTE)
+    assert Session.objects.get(id=session.id).status == "Active"
+    closer.run(now=session.last_activity_at + 12 * MINUTE + timedelta(microseconds=1))
+    assert Session.objects.get(id=session.id).status == "Inactive"
+
+
+def test_large_backlog_closes_in_one_run_over_many_units() -> None:
+    for _ in range(23):
+        silent_session(minutes=13, views=1)
+
+    result = close_inactive(batch_size=5, sessions_per_transaction=2)
+
+    assert (result.closed_sessions, result.closed_views, result.backlog_remaining) == (23, 23, 0)
+
+
+def test_parallel_instances_close_each_row_once() -> None:
+    for _ in range(300):
+        silent_session(minutes=13, views=1)
+
+    results = run_together(
+        [lambda: close_inactive(batch_size=10, sessions_per_transaction=3)] * 4
+    )
+
+    assert sum(result.closed_sessions for result in results) == 300
+    assert sum(result.closed_views for result in results) == 300
+    assert all(result.failures == 0 for result in results)
+    keys = list(OutboxMessage.objects.values_list("key", flat=True))
+    assert len(keys) == len(set(keys)) == 600
+
+
+def test_cancellation_ends_the_run_between_transactions_and_keeps_what_is_committed() -> None:
+    for _ in range(10):
+        silent_session(minutes=13)
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 3  # once for phase A, twice for phase B
+
+    options = ActivityCloserOptions(sessions_per_transaction=2)
+    result = ActivityCloser(options, stop=stop).run()
+
+    assert result.outcome is RunOutcome.CANCELLED
+    assert result.closed_sessions == Session.objects.filter(status="Inactive").count() == 4
+    assert OutboxMessage.objects.count() == 4
+    assert result.backlog_remaining == 6
+    assert close_inactive().closed_sessions == 6
+
+
+def test_run_ends_at_max_run_duration_and_the_next_takes_the_rest() -> None:
+    silent_session(minutes=13)
+
+    result = close_inactive(max_run_duration=timedelta(microseconds=1))
+
+    assert result.outcome is RunOutcome.OUT_OF_TIME
+    assert result.backlog_remaining == 1
+    assert close_inactive().closed_sessions == 1
+
+
+@pytest.fixture
+def refuse_one(request: pytest.FixtureRequest) -> Any:
+    """Make PostgreSQL refuse the closing of one session, by a trigger of the test's own."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE refused (id uuid)")
+        cursor.execute(
+            """
+            CREATE FUNCTION refuse_listed() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF EXISTS (SELECT FROM refused WHERE refused.id = new.id) THEN
+                    RAISE EXCEPTION 'refused' USING ERRCODE = 'raise_exception';
+                END IF;
+                RETURN new;
+            END $$
+            """
+        )
+        cursor.execute(
+            "CREATE TRIGGER refuse_listed BEFORE UPDATE ON sessions"
+            " FOR EACH ROW EXECUTE FUNCTION refuse_listed()"
+        )
+
+    def refuse(session: Session) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO refused VALUES (%s)", [session.id])
+
+    yield refuse
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TRIGGER refuse_listed ON sessions")
+        cursor.execute("DROP FUNCTION refuse_listed")
+        cursor.execute("DROP TABLE refused")
+
+
+def test_failure_of_one_session_leaves_only_that_one_active(refuse_one: Any) -> None:
+    sessions = [silent_session(minutes=13 + number, views=1) for number in range(7)]
+    refuse_one(sessions[3])
+
+    result = close_inactive(sessions_per_transaction=5)
+
+    assert (result.outcome, result.closed_sessions, result.failures) == ("Succeeded", 6, 1)
+    assert [s.id for s in Session.objects.filter(status="Active")] == [sessions[3].id]
+    assert OutboxMessage.objects.filter(topic=SESSION_ENDED).count() == 6
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM refused")
+    assert close_inactive().closed_sessions == 1
+
+
+def test_failing_view_leaves_only_that_one_active() -> None:
+    session = silent_session(minutes=1)
+    bad = PropertyObjectViewFactory(session=session, silent=14 * MINUTE, view_source="Catalog")
+    good = PropertyObjectViewFactory.create_batch(4, session=session, silent=13 * MINUTE)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "ALTER TABLE property_object_views ADD CONSTRAINT chk_test"
+            f" CHECK (id <> '{bad.id}' OR status = 'Active')"
+        )
+    try:
+        result = close_inactive()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE property_object_views DROP CONSTRAINT chk_test")
+
+    assert (result.closed_views, result.failures) == (len(good), 1)
+    assert [v.id for v in PropertyObjectView.objects.filter(status="Active")] == [bad.id]
+
+
+def test_held_view_delays_its_session_by_one_tick_and_nobody_else() -> None:
+    held = silent_session(minutes=14)
+    view = PropertyObjectViewFactory(session=held, silent=MINUTE)  # not due: phase B waits for it
+    others = [silent_session(minutes=13) for _ in range(3)]
+    holder = connection.copy()
+    try:
+        holder.set_autocommit(False)
+        with holder.cursor() as cursor:
+            cursor.execute("SELECT FROM property_object_views WHERE id = %s FOR UPDATE", [view.id])
+
+        result = close_inactive()
+
+        assert (result.outcome, result.failures) == ("Succeeded", 0)
+        assert result.closed_sessions == len(others)
+        assert Session.objects.get(id=held.id).status == "Active"
+    finally:
+        holder.rollback()
+        holder.close()
+    assert close_inactive().closed_sessions == 1
+
+
+def test_statement_timeout_goes_on_with_smaller_units() -> None:
+    """Closing two sessions is too much for the timeout, closing one is not."""
+    for _ in range(6):
+        silent_session(minutes=13)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            CREATE FUNCTION work_slowly() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN PERFORM pg_sleep(0.3); RETURN new; END $$;
+            CREATE TRIGGER work_slowly BEFORE UPDATE ON sessions
+            FOR EACH ROW EXECUTE FUNCTION work_slowly();
+            SET statement_timeout = '500ms'
+            """
+        )
+    try:
+        result = close_inactive(sessions_per_transaction=4)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("RESET statement_timeout")
+            cursor.execute("DROP TRIGGER work_slowly ON sessions; DROP FUNCTION work_slowly")
+
+    assert (result.outcome, result.closed_sessions, result.failures) == ("Succeeded", 6, 0)
+
+
+def test_lost_connection_ends_the_run_as_failed_and_the_next_takes_the_rest() -> None:
+    for _ in range(4):
+        silent_session(minutes=13)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        (pid,) = cursor.fetchone()
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 3:  # before the second unit of phase B
+            killer = connection.copy()
+            with killer.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+            killer.close()
+        return False
+
+    options = ActivityCloserOptions(sessions_per_transaction=2)
+    result = ActivityCloser(options, stop=stop).run()
+
+    assert (result.outcome, result.failures, result.closed_sessions) == (RunOutcome.FAILED, 1, 2)
+    connection.close()
+    assert close_inactive().closed_sessions == 2
+
+
+def test_run_is_recorded() -> None:
+    silent_session(minutes=13, views=2)
+
+    result = close_inactive()
+
+    run = ActivityCloserRun.objects.get()
+    assert run.id == result.run_id
+    assert run.finished_at is not None
+    assert run.finished_at >= run.started_at == run.cutoff + 12 * MINUTE
+    assert (run.closed_sessions, run.closed_views, run.failures) == (1, 2, 0)
+    assert (run.outcome, run.backlog_remaining) == ("Succeeded", 0)
+
+
+def test_runs_older_than_30_days_are_forgotten() -> None:
+    old = statement_time() - timedelta(days=31)
+    ActivityCloserRun.objects.create(
+        id=new_id(), started_at=old, finished_at=old, cutoff=old, outcome=RunOutcome.SUCCEEDED
+    )
+
+    result = close_inactive()
+
+    assert [run.id for run in ActivityCloserRun.objects.all()] == [result.run_id]
+
+
+def test_live_run_skips_while_a_replay_is_under_way() -> None:
+    silent_session(minutes=13)
+    with advisory_lock(REPLAY):
+        assert close_inactive().outcome is RunOutcome.SKIPPED
+    assert close_inactive().closed_sessions == 1
+
+
+def test_single_instance_skips_while_another_runs() -> None:
+    silent_session(minutes=13)
+    with advisory_lock(CLOSER):
+        assert close_inactive(single_instance=True).outcome is RunOutcome.SKIPPED
+        assert close_inactive().closed_sessions == 1
+
+
+def test_locked_rows_wait_for_the_next_tick_c19() -> None:
+    held = silent_session(minutes=14)
+    free = silent_session(minutes=13)
+    holder = connection.copy()
+    try:
+        holder.set_autocommit(False)
+        with holder.cursor() as cursor:
+            cursor.execute("SELECT FROM sessions WHERE id = %s FOR UPDATE", [held.id])
+        assert close_inactive().closed_sessions == 1
+        assert Session.objects.get(id=free.id).status == "Inactive"
+        assert Session.objects.get(id=held.id).status == "Active"
+    finally:
+        holder.rollback()
+        holder.close()
+    assert close_inactive().closed_sessions == 1
+
+
+def test_events_carry_the_run_as_correlation_and_the_rows_version() -> None:
+    session = silent_session(minutes=13)
+
+    result = close_inactive()
+
+    message = OutboxMessage.objects.get()
+    headers = json.loads(message.headers)
+    traceparent = headers.pop("traceparent")
+    assert len(traceparent) == 55
+    assert headers == {
+        "EventType": "SessionEndedKafkaEvent",
+        "AggregateType": "Session",
+        "AggregateId": str(session.id),
+        "ContractVersion": "1",
+        "Version": "2",
+        "CorrelationId": str(result.run_id),
+    }
+
+
+def test_closing_waits_for_a_beat_under_way_and_then_leaves_the_row_c3() -> None:
+    """The beat holds the row uncommitted: the closer skips it, and finds it alive afterwards."""
+    session = silent_session(minutes=12.5)
+    beating = connection.copy()
+    try:
+        beating.set_autocommit(False)
+        with beating.cursor() as cursor:
+            cursor.execute(
+                "UPDATE sessions SET last_activity_at = statement_timestamp() WHERE id = %s",
+                [session.id],
+            )
+        with Background(close_inactive) as run:
+            result = run.result()
+        assert isinstance(result, ActivityCloserResult)
+        assert result.closed_sessions == 0
+        beating.commit()
+    finally:
+        beating.close()
+    assert close_inactive().closed_sessions == 0
+    assert Session.objects.get(id=session.id).status == "Active"

@@ -1,0 +1,253 @@
+"""Opening and beating property object views (design, section 6)."""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from outbox.models import OutboxMessage
+from pinactivity.ids import new_id
+from sessions.closer import ActivityCloser
+from sessions.models import Session
+from sessions.options import ActivityCloserOptions
+from tests.concurrency import Background, run_together
+from tests.factories import DEVICE, MINUTE, PropertyObjectViewFactory, SessionFactory, silent_session
+from views.lifecycle import ViewSource
+from views.models import PropertyObjectView
+from views.services import OpenedView, beat_view, open_view
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def open_on(session: Session, **arguments: Any) -> OpenedView:
+    return open_view(
+        **{
+            "session_id": session.id,
+            "anonymous_id": session.anonymous_id,
+            "user_id": None,
+            "device": DEVICE,
+            "property_object_id": new_id(),
+            "view_source": ViewSource.SEARCH,
+            "filter_snapshot": None,
+            **arguments,
+        }
+    )
+
+
+def close_inactive() -> None:
+    ActivityCloser(ActivityCloserOptions()).run()
+
+
+def test_opening_makes_a_view_and_extends_the_session(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
+    session = SessionFactory(silent=3 * MINUTE, user_id=new_id())
+
+    with count_statements() as statements:
+        opened = open_on(session, filter_snapshot={"Price": {"Max": 1.5}})
+
+    assert len([s for s in statements if s["sql"] not in {"BEGIN", "COMMIT"}]) == 2
+    view = PropertyObjectView.objects.get()
+    assert (opened.view_id, opened.session_id) == (view.id, session.id)
+    assert (opened.is_new, opened.restarted) == (True, False)
+    assert (view.status, view.version, view.view_source) == ("Active", 1, "Search")
+    assert view.user_id == session.user_id
+    assert view.filter_snapshot == {"Price": {"Max": 1.5}}
+    assert view.created_at == view.last_activity_at
+    assert Session.objects.get().last_activity_at == view.created_at
+
+
+def test_opening_the_same_object_again_extends_its_view(now: datetime) -> None:
+    session = SessionFactory(last_activity_at=now)
+    first = open_on(session, now=now)
+    object_id = PropertyObjectView.objects.get().property_object_id
+
+    again = open_on(session, property_object_id=object_id, now=now + 2 * MINUTE)
+
+    assert (again.view_id, again.is_new) == (first.view_id, False)
+    assert PropertyObjectView.objects.get().last_activity_at == now + 2 * MINUTE
+
+
+def test_opening_in_a_closed_session_restarts_in_the_same_transaction() -> None:
+    session = silent_session(minutes=13)
+    close_inactive()
+
+    opened = open_on(session)
+
+    assert opened.restarted
+    assert opened.session_id == Session.objects.get(status="Active").id != session.id
+    assert PropertyObjectView.objects.get().session_id == opened.session_id
+
+
+def test_opening_in_an_abandoned_session_closes_it_with_its_views_c5() -> None:
+    session = silent_session(minutes=180, views=1)
+
+    opened = open_on(session)
+
+    old = Session.objects.get(id=session.id)
+    assert (old.close_reason, old.duration) == ("Abandoned", 5 * MINUTE)
+    assert opened.restarted
+    assert PropertyObjectView.objects.get(status="Active").id == opened.view_id
+    assert OutboxMessage.objects.count() == 2
+
+
+def test_opening_an_object_whose_view_is_abandoned_closes_that_and_opens_anew() -> None:
+    session = silent_session(minutes=1)
+    old = PropertyObjectViewFactory(session=session, silent=30 * MINUTE)
+
+    opened = open_on(session, property_object_id=old.property_object_id)
+
+    assert (opened.is_new, opened.restarted) == (True, False)
+    closed = PropertyObjectView.objects.get(id=old.id)
+    assert (closed.close_reason, closed.duration) == ("Abandoned", MINUTE)
+    assert OutboxMessage.objects.get().key == str(old.id)
+
+
+def test_30_parallel_openings_of_one_object_give_one_view() -> None:
+    session = SessionFactory()
+    object_id = new_id()
+
+    results = run_together([lambda: open_on(session, property_object_id=object_id)] * 30)
+
+    assert {result.view_id for result in results} == {PropertyObjectView.objects.get().id}
+    assert sum(result.is_new for result in results) == 1
+
+
+def test_beat_extends_the_view_and_its_session(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
+    session = silent_session(minutes=5)
+    view = PropertyObjectViewFactory(session=session)
+
+    with count_statements() as statements:
+        accepted = beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+
+    assert accepted
+    assert len([s for s in statements if s["sql"] not in {"BEGIN", "COMMIT"}]) == 2
+    beaten = PropertyObjectView.objects.get()
+    assert beaten.last_activity_at > view.last_activity_at
+    assert Session.objects.get().last_activity_at == beaten.last_activity_at
+    assert beaten.version == 1
+
+
+def test_beat_of_a_closed_view_is_not_accepted_and_writes_nothing_inv_lv_003_c6() -> None:
+    session = silent_session(minutes=1)
+    view = PropertyObjectViewFactory(session=session, silent=13 * MINUTE)
+    close_inactive()
+    before = (Session.objects.values().get(), PropertyObjectView.objects.values().get())
+
+    assert not beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+    assert (Session.objects.values().get(), PropertyObjectView.objects.values().get()) == before
+    assert OutboxMessage.objects.count() == 1
+
+
+@pytest.mark.parametrize("whose", ["unknown", "foreign"])
+def test_beat_of_a_view_that_is_not_the_devices_is_not_accepted(whose: str) -> None:
+    view = PropertyObjectViewFactory(session=silent_session(minutes=5))
+    view_id = new_id() if whose == "unknown" else view.id
+
+    assert not beat_view(view_id=view_id, anonymous_id=new_id())
+    assert PropertyObjectView.objects.get().last_activity_at == view.last_activity_at
+    assert Session.objects.get().last_activity_at == view.session.last_activity_at
+
+
+def test_beat_of_an_abandoned_view_closes_it_with_its_own_duration() -> None:
+    session = silent_session(minutes=1)
+    view = PropertyObjectViewFactory(session=session, silent=30 * MINUTE)
+
+    assert not beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+
+    closed = PropertyObjectView.objects.get()
+    assert (closed.close_reason, closed.duration) == ("Abandoned", MINUTE)
+    assert OutboxMessage.objects.get().key == str(view.id)
+    assert Session.objects.get().status == "Active"
+
+
+def test_stranger_cannot_close_an_abandoned_view() -> None:
+    view = PropertyObjectViewFactory(session=silent_session(minutes=1), silent=30 * MINUTE)
+    assert not beat_view(view_id=view.id, anonymous_id=new_id())
+    assert PropertyObjectView.objects.get().status == "Active"
+
+
+def test_view_beats_alone_keep_the_session_alive_c7(now: datetime) -> None:
+    session = SessionFactory(last_activity_at=now)
+    opened = open_on(session, now=now)
+    closer = ActivityCloser(ActivityCloserOptions())
+    for minute in range(1, 21):
+        moment = now + minute * MINUTE
+        closer.run(now=moment)
+        assert beat_view(view_id=opened.view_id, anonymous_id=session.anonymous_id, now=moment)
+    assert Session.objects.get().status == "Active"
+    assert Session.objects.get().last_activity_at == now + 20 * MINUTE
+
+
+def test_beat_that_loses_to_the_closing_of_its_view_leaves_the_session_untouched() -> None:
+    """Phase A closes the view while the beat, which has the session, waits for it."""
+    session = silent_session(minutes=5)
+    view = PropertyObjectViewFactory(session=session, silent=13 * MINUTE)
+    closing = connection.copy()
+    try:
+        closing.set_autocommit(False)
+        with closing.cursor() as cursor:
+            cursor.execute(
+                "UPDATE property_object_views SET status = 'Inactive', close_reason = 'Inactivity',"
+                " ended_at = statement_timestamp(), duration = last_activity_at - created_at"
+                " WHERE id = %s",
+                [view.id],
+            )
+        with Background(
+            lambda: beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+        ) as beating:
+            with pytest.raises(TimeoutError):
+                beating.result(timeout=0.5)
+            closing.commit()
+            assert beating.result() is False
+    finally:
+        closing.close()
+    assert Session.objects.get().last_activity_at == session.last_activity_at
+
+
+def test_opening_waits_for_a_session_that_closes_and_never_slips_in_inv_lv_007() -> None:
+    session = silent_session(minutes=13)
+    closing = connection.copy()
+    try:
+        closing.set_autocommit(False)
+        with closing.cursor() as cursor:
+            cursor.execute(
+                "SELECT FROM sessions WHERE id = %s FOR NO KEY UPDATE", [session.id]
+            )
+            with Background(lambda: open_on(session)) as opening:
+                with pytest.raises(TimeoutError):
+                    opening.result(timeout=0.5)
+                cursor.execute(
+                    "UPDATE sessions SET status = 'Inactive', close_reason = 'Inactivity',"
+                    " ended_at = statement_timestamp(), duration = last_activity_at - created_at"
+                    " WHERE id = %s",
+                    [session.id],
+                )
+                closing.commit()
+                opened = opening.result()
+    finally:
+        closing.close()
+    assert isinstance(opened, OpenedView)
+    assert opened.restarted
+    assert not PropertyObjectView.objects.filter(session_id=session.id).exists()
+
+
+def test_closed_view_is_immutable_inv_lv_008() -> None:
+    PropertyObjectViewFactory(session=silent_session(minutes=1), silent=13 * MINUTE)
+    close_inactive()
+    with (
+        pytest.raises(IntegrityError, match="closed rows are immutable"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("UPDATE property_object_views SET view_source = 'Map'")
+
+
+def test_session_with_views_cannot_be_deleted() -> None:
+    PropertyObjectViewFactory()
+    with (
+        pytest.raises(IntegrityError, match="fk_property_object_views_session"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("DELETE FROM sessions")
