@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from django.db import connections
 
@@ -30,7 +30,7 @@ def run_together(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Background:
-    """A call in a thread of its own, to be waited for: `with Background(f) as b: ...; b.result()`."""
+    """A call in a thread of its own: `with Background(call) as run: ...; run.result()`."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._pool = ThreadPoolExecutor(1)
@@ -50,7 +50,7 @@ class Background:
     def is_done(self) -> bool:
         return self._future.done()
 
-    def __enter__(self) -> "Background":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

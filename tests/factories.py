@@ -56,9 +56,9 @@ class PropertyObjectViewFactory(DjangoModelFactory[PropertyObjectView]):
     property_object_id = factory.LazyFunction(new_id)
     user_id: Any = factory.LazyAttribute(lambda row: row.session.user_id)
     last_activity_at: Any = factory.LazyAttribute(
-        lambda row: row.session.last_activity_at
-        if row.silent is None
-        else statement_time() - row.silent
+        lambda row: (
+            row.session.last_activity_at if row.silent is None else statement_time() - row.silent
+        )
     )
     created_at: Any = factory.LazyAttribute(lambda row: row.last_activity_at - row.lasted)
     view_source = "Catalog"
@@ -67,8 +67,21 @@ class PropertyObjectViewFactory(DjangoModelFactory[PropertyObjectView]):
     version = 1
 
 
+def make_session(**fields: Any) -> Session:
+    """Make an Active session; fields and parameters as in `SessionFactory`."""
+    session: Session = SessionFactory.create(**fields)
+    return session
+
+
+def make_view(**fields: Any) -> PropertyObjectView:
+    """Make an Active view; fields and parameters as in `PropertyObjectViewFactory`."""
+    view: PropertyObjectView = PropertyObjectViewFactory.create(**fields)
+    return view
+
+
 def silent_session(*, minutes: float, views: int = 0, **fields: Any) -> Session:
     """Make a session that has been silent for so many minutes, with open views likewise."""
-    session = SessionFactory(silent=timedelta(minutes=minutes), **fields)
-    PropertyObjectViewFactory.create_batch(views, session=session)
+    session = make_session(silent=timedelta(minutes=minutes), **fields)
+    for _ in range(views):
+        make_view(session=session)
     return session

@@ -16,7 +16,7 @@ from sessions.lifecycle import RunOutcome
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
 from tests.concurrency import Background, run_together
-from tests.factories import MINUTE, PropertyObjectViewFactory, SessionFactory, silent_session
+from tests.factories import MINUTE, make_session, make_view, silent_session
 from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,7 +35,7 @@ def events(topic: str) -> list[dict[str, Any]]:
 
 
 def test_empty_batch_is_a_success_without_events() -> None:
-    SessionFactory(silent=11 * MINUTE)
+    make_session(silent=11 * MINUTE)
 
     result = close_inactive()
 
@@ -49,8 +49,8 @@ def test_expired_session_closes_with_all_its_views_and_events_inv_ses_005_inv_lv
     user_id = new_id()
     session = silent_session(minutes=13, user_id=user_id)
     views = [
-        PropertyObjectViewFactory(session=session, filter_snapshot={"Rooms": [1, 2], "Город": "Уфа"}),
-        PropertyObjectViewFactory(session=session),
+        make_view(session=session, filter_snapshot={"Rooms": [1, 2], "Город": "Уфа"}),
+        make_view(session=session),
     ]
 
     result = close_inactive()
@@ -93,7 +93,7 @@ def test_expired_session_closes_with_all_its_views_and_events_inv_ses_005_inv_lv
 def test_views_left_to_phase_b_close_with_their_session() -> None:
     """A view whose own activity is newer than the cutoff, which only a race can leave behind."""
     session = silent_session(minutes=13)
-    view = PropertyObjectViewFactory(session=session, silent=MINUTE)
+    view = make_view(session=session, silent=MINUTE)
 
     close_inactive()
 
@@ -104,8 +104,8 @@ def test_views_left_to_phase_b_close_with_their_session() -> None:
 
 def test_hanging_view_in_a_live_session_closes_alone_inv_lv_004() -> None:
     session = silent_session(minutes=1)
-    hanging = PropertyObjectViewFactory(session=session, silent=13 * MINUTE)
-    live = PropertyObjectViewFactory(session=session)
+    hanging = make_view(session=session, silent=13 * MINUTE)
+    live = make_view(session=session)
 
     result = close_inactive()
 
@@ -131,7 +131,7 @@ def test_second_run_closes_nothing_and_repeats_no_event() -> None:
 
 def test_user_id_of_the_view_event_is_the_sessions_at_closing_time() -> None:
     session = silent_session(minutes=1)
-    hanging = PropertyObjectViewFactory(session=session, silent=13 * MINUTE)
+    hanging = make_view(session=session, silent=13 * MINUTE)
     user_id = new_id()
     Session.objects.filter(id=session.id).update(user_id=user_id, linked_at=statement_time())
 
@@ -142,7 +142,7 @@ def test_user_id_of_the_view_event_is_the_sessions_at_closing_time() -> None:
 
 
 def test_row_exactly_at_the_cutoff_stays() -> None:
-    session = SessionFactory(silent=20 * MINUTE)
+    session = make_session(silent=20 * MINUTE)
     closer = ActivityCloser(ActivityCloserOptions())
 
     closer.run(now=session.last_activity_at + 12 * MINUTE)
@@ -164,9 +164,7 @@ def test_parallel_instances_close_each_row_once() -> None:
     for _ in range(300):
         silent_session(minutes=13, views=1)
 
-    results = run_together(
-        [lambda: close_inactive(batch_size=10, sessions_per_transaction=3)] * 4
-    )
+    results = run_together([lambda: close_inactive(batch_size=10, sessions_per_transaction=3)] * 4)
 
     assert sum(result.closed_sessions for result in results) == 300
     assert sum(result.closed_views for result in results) == 300
@@ -253,8 +251,8 @@ def test_failure_of_one_session_leaves_only_that_one_active(refuse_one: Any) -> 
 
 def test_failing_view_leaves_only_that_one_active() -> None:
     session = silent_session(minutes=1)
-    bad = PropertyObjectViewFactory(session=session, silent=14 * MINUTE, view_source="Catalog")
-    good = PropertyObjectViewFactory.create_batch(4, session=session, silent=13 * MINUTE)
+    bad = make_view(session=session, silent=14 * MINUTE, view_source="Catalog")
+    good = [make_view(session=session, silent=13 * MINUTE) for _ in range(4)]
     with connection.cursor() as cursor:
         cursor.execute(
             "ALTER TABLE property_object_views ADD CONSTRAINT chk_test"
@@ -272,7 +270,7 @@ def test_failing_view_leaves_only_that_one_active() -> None:
 
 def test_held_view_delays_its_session_by_one_tick_and_nobody_else() -> None:
     held = silent_session(minutes=14)
-    view = PropertyObjectViewFactory(session=held, silent=MINUTE)  # not due: phase B waits for it
+    view = make_view(session=held, silent=MINUTE)  # not due: phase B waits for it
     others = [silent_session(minutes=13) for _ in range(3)]
     holder = connection.copy()
     try:

@@ -15,7 +15,7 @@ from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import StartedSession, beat_session, start_session
 from tests.concurrency import Background, run_together
-from tests.factories import DEVICE, MINUTE, SessionFactory, silent_session
+from tests.factories import DEVICE, MINUTE, make_session, silent_session
 from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -77,7 +77,7 @@ def test_start_with_a_user_is_born_linked_without_an_event_a5() -> None:
 
 
 def test_restoring_never_changes_the_user() -> None:
-    session = SessionFactory(user_id=new_id())
+    session = make_session(user_id=new_id())
     start(session.anonymous_id, user_id=new_id())
     assert Session.objects.get().user_id == session.user_id
 
@@ -95,7 +95,7 @@ def test_50_parallel_first_starts_give_one_session_and_no_error_in_the_log_c1(
 
 
 def test_heartbeat_extends_in_one_statement_inv_ses_003(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
-    session = SessionFactory(silent=2 * MINUTE)
+    session = make_session(silent=2 * MINUTE)
 
     with count_statements() as statements:
         result = beat(session)
@@ -145,8 +145,8 @@ def test_beat_of_another_tabs_closed_session_joins_the_active_one() -> None:
 
 
 def test_foreign_session_id_changes_nothing_of_its_owner() -> None:
-    owner = SessionFactory(silent=3 * MINUTE)
-    stranger = SessionFactory(silent=3 * MINUTE)
+    owner = make_session(silent=3 * MINUTE)
+    stranger = make_session(silent=3 * MINUTE)
 
     session_id, restarted = beat(owner, anonymous_id=stranger.anonymous_id)
 
@@ -236,7 +236,7 @@ def test_start_waits_for_a_closing_under_way_and_then_begins_anew() -> None:
     ],
 )
 def test_database_refuses_nonsense_c9(change: dict[str, str], constraint: str) -> None:
-    SessionFactory()
+    make_session()
     assignments = ", ".join(f"{column} = {value}" for column, value in change.items())
     with (
         pytest.raises(IntegrityError, match=constraint),

@@ -13,7 +13,13 @@ from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from tests.concurrency import Background, run_together
-from tests.factories import DEVICE, MINUTE, PropertyObjectViewFactory, SessionFactory, silent_session
+from tests.factories import (
+    DEVICE,
+    MINUTE,
+    make_session,
+    make_view,
+    silent_session,
+)
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
 from views.services import OpenedView, beat_view, open_view
@@ -41,7 +47,7 @@ def close_inactive() -> None:
 
 
 def test_opening_makes_a_view_and_extends_the_session(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
-    session = SessionFactory(silent=3 * MINUTE, user_id=new_id())
+    session = make_session(silent=3 * MINUTE, user_id=new_id())
 
     with count_statements() as statements:
         opened = open_on(session, filter_snapshot={"Price": {"Max": 1.5}})
@@ -58,7 +64,7 @@ def test_opening_makes_a_view_and_extends_the_session(count_statements: Callable
 
 
 def test_opening_the_same_object_again_extends_its_view(now: datetime) -> None:
-    session = SessionFactory(last_activity_at=now)
+    session = make_session(last_activity_at=now)
     first = open_on(session, now=now)
     object_id = PropertyObjectView.objects.get().property_object_id
 
@@ -93,7 +99,7 @@ def test_opening_in_an_abandoned_session_closes_it_with_its_views_c5() -> None:
 
 def test_opening_an_object_whose_view_is_abandoned_closes_that_and_opens_anew() -> None:
     session = silent_session(minutes=1)
-    old = PropertyObjectViewFactory(session=session, silent=30 * MINUTE)
+    old = make_view(session=session, silent=30 * MINUTE)
 
     opened = open_on(session, property_object_id=old.property_object_id)
 
@@ -104,7 +110,7 @@ def test_opening_an_object_whose_view_is_abandoned_closes_that_and_opens_anew() 
 
 
 def test_30_parallel_openings_of_one_object_give_one_view() -> None:
-    session = SessionFactory()
+    session = make_session()
     object_id = new_id()
 
     results = run_together([lambda: open_on(session, property_object_id=object_id)] * 30)
@@ -115,7 +121,7 @@ def test_30_parallel_openings_of_one_object_give_one_view() -> None:
 
 def test_beat_extends_the_view_and_its_session(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
     session = silent_session(minutes=5)
-    view = PropertyObjectViewFactory(session=session)
+    view = make_view(session=session)
 
     with count_statements() as statements:
         accepted = beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
@@ -130,7 +136,7 @@ def test_beat_extends_the_view_and_its_session(count_statements: Callable) -> No
 
 def test_beat_of_a_closed_view_is_not_accepted_and_writes_nothing_inv_lv_003_c6() -> None:
     session = silent_session(minutes=1)
-    view = PropertyObjectViewFactory(session=session, silent=13 * MINUTE)
+    view = make_view(session=session, silent=13 * MINUTE)
     close_inactive()
     before = (Session.objects.values().get(), PropertyObjectView.objects.values().get())
 
@@ -141,7 +147,7 @@ def test_beat_of_a_closed_view_is_not_accepted_and_writes_nothing_inv_lv_003_c6(
 
 @pytest.mark.parametrize("whose", ["unknown", "foreign"])
 def test_beat_of_a_view_that_is_not_the_devices_is_not_accepted(whose: str) -> None:
-    view = PropertyObjectViewFactory(session=silent_session(minutes=5))
+    view = make_view(session=silent_session(minutes=5))
     view_id = new_id() if whose == "unknown" else view.id
 
     assert not beat_view(view_id=view_id, anonymous_id=new_id())
@@ -151,7 +157,7 @@ def test_beat_of_a_view_that_is_not_the_devices_is_not_accepted(whose: str) -> N
 
 def test_beat_of_an_abandoned_view_closes_it_with_its_own_duration() -> None:
     session = silent_session(minutes=1)
-    view = PropertyObjectViewFactory(session=session, silent=30 * MINUTE)
+    view = make_view(session=session, silent=30 * MINUTE)
 
     assert not beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
@@ -162,13 +168,13 @@ def test_beat_of_an_abandoned_view_closes_it_with_its_own_duration() -> None:
 
 
 def test_stranger_cannot_close_an_abandoned_view() -> None:
-    view = PropertyObjectViewFactory(session=silent_session(minutes=1), silent=30 * MINUTE)
+    view = make_view(session=silent_session(minutes=1), silent=30 * MINUTE)
     assert not beat_view(view_id=view.id, anonymous_id=new_id())
     assert PropertyObjectView.objects.get().status == "Active"
 
 
 def test_view_beats_alone_keep_the_session_alive_c7(now: datetime) -> None:
-    session = SessionFactory(last_activity_at=now)
+    session = make_session(last_activity_at=now)
     opened = open_on(session, now=now)
     closer = ActivityCloser(ActivityCloserOptions())
     for minute in range(1, 21):
@@ -182,7 +188,7 @@ def test_view_beats_alone_keep_the_session_alive_c7(now: datetime) -> None:
 def test_beat_that_loses_to_the_closing_of_its_view_leaves_the_session_untouched() -> None:
     """Phase A closes the view while the beat, which has the session, waits for it."""
     session = silent_session(minutes=5)
-    view = PropertyObjectViewFactory(session=session, silent=13 * MINUTE)
+    view = make_view(session=session, silent=13 * MINUTE)
     closing = connection.copy()
     try:
         closing.set_autocommit(False)
@@ -211,9 +217,7 @@ def test_opening_waits_for_a_session_that_closes_and_never_slips_in_inv_lv_007()
     try:
         closing.set_autocommit(False)
         with closing.cursor() as cursor:
-            cursor.execute(
-                "SELECT FROM sessions WHERE id = %s FOR NO KEY UPDATE", [session.id]
-            )
+            cursor.execute("SELECT FROM sessions WHERE id = %s FOR NO KEY UPDATE", [session.id])
             with Background(lambda: open_on(session)) as opening:
                 with pytest.raises(TimeoutError):
                     opening.result(timeout=0.5)
@@ -233,7 +237,7 @@ def test_opening_waits_for_a_session_that_closes_and_never_slips_in_inv_lv_007()
 
 
 def test_closed_view_is_immutable_inv_lv_008() -> None:
-    PropertyObjectViewFactory(session=silent_session(minutes=1), silent=13 * MINUTE)
+    make_view(session=silent_session(minutes=1), silent=13 * MINUTE)
     close_inactive()
     with (
         pytest.raises(IntegrityError, match="closed rows are immutable"),
@@ -244,7 +248,7 @@ def test_closed_view_is_immutable_inv_lv_008() -> None:
 
 
 def test_session_with_views_cannot_be_deleted() -> None:
-    PropertyObjectViewFactory()
+    make_view()
     with (
         pytest.raises(IntegrityError, match="fk_property_object_views_session"),
         transaction.atomic(),

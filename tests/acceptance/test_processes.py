@@ -1,0 +1,190 @@
+"""Real workers and a real beat: what they do when all is well, and when they are killed."""
+
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connection
+from django.db.models import QuerySet
+
+from outbox.models import OutboxMessage
+from outbox.tasks import relay
+from pinactivity.celery import app
+from sessions.models import ActivityCloserRun, Session
+from sessions.tasks import close_inactive
+from tests.factories import silent_session
+from tests.processes import CELERY, running, wait_for_backends_to_end, wait_until, worker
+from views.models import PropertyObjectView
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.kafka,
+    pytest.mark.timeout(300),
+]
+
+SESSION_ENDED = "pin.user-activity.session-ended.v1"
+VIEW_ENDED = "pin.user-activity.property-object-view-ended.v1"
+
+
+@pytest.fixture(autouse=True)
+def _empty_queues() -> Iterator[None]:
+    """Ticks that a killed worker left behind are no other test's."""
+    app.control.purge()
+    yield
+    app.control.purge()
+
+
+def make_due_sessions(count: int) -> None:
+    """Insert sessions with two views each, all silent for longer than the threshold."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            WITH new AS (
+                INSERT INTO sessions (id, anonymous_id, created_at, last_activity_at, user_agent,
+                                      browser, os, device_type)
+                SELECT gen_random_uuid(), gen_random_uuid(), moment - interval '5 min', moment,
+                       'test', '', '', 'Unknown'
+                FROM (SELECT statement_timestamp() - interval '13 min' - n * interval '1 ms'
+                      FROM generate_series(1, %s) AS n) AS silent (moment)
+                RETURNING id, created_at, last_activity_at
+            )
+            INSERT INTO property_object_views (id, session_id, property_object_id, view_source,
+                                               created_at, last_activity_at)
+            SELECT gen_random_uuid(), id, gen_random_uuid(), 'Map', created_at, last_activity_at
+            FROM new, generate_series(1, 2)
+            """,
+            [count],
+        )
+
+
+def is_at_least(rows: QuerySet[Any], count: int) -> bool:
+    return rows.count() >= count
+
+
+def is_at_most(rows: QuerySet[Any], count: int) -> bool:
+    return rows.count() <= count
+
+
+def assert_one_event_for_each_closed_row_and_none_else() -> None:
+    for topic, model in ((SESSION_ENDED, Session), (VIEW_ENDED, PropertyObjectView)):
+        closed = model.objects.filter(status="Inactive").values_list("id", flat=True)
+        keys = OutboxMessage.objects.filter(topic=topic).values_list("key", flat=True)
+        assert len(keys) == len(set(keys))
+        assert {str(pk) for pk in closed} == set(keys)
+    inactive = Session.objects.filter(status="Inactive")
+    assert not inactive.filter(views__status="Active").exists()
+
+
+def test_ticks_of_beat_close_sessions_and_carry_their_events_to_kafka(
+    tmp_path: Path, read_topic: Callable[[str], list[Any]]
+) -> None:
+    session = silent_session(minutes=13, views=1)
+    log = tmp_path / "log"
+    interval = {"ACTIVITY_CLOSER_POLLING_INTERVAL": "00:00:01"}
+    beat = [*CELERY, "beat", "--schedule", str(tmp_path / "schedule")]
+
+    with (
+        running(worker("closer"), log, **interval) as closer,
+        running(worker("relay"), log) as relaying,
+        running(beat, log, **interval) as beating,
+    ):
+        published = OutboxMessage.objects.filter(published_at__isnull=False)
+        wait_until(lambda: published.count() == 2, what="the delivery of both events")
+        for process in (beating, closer, relaying):
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(30) for process in (beating, closer, relaying)] == [0, 0, 0]
+
+    assert Session.objects.get().status == "Inactive"
+    (record,) = read_topic(SESSION_ENDED)
+    assert record.key.decode() == str(session.id)
+    assert len(read_topic(VIEW_ENDED)) == 1
+    assert "Traceback" not in log.read_text()
+
+
+def test_worker_killed_in_the_middle_of_a_batch_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    sessions = 3000
+    make_due_sessions(sessions)
+    closed = Session.objects.filter(status="Inactive")
+    kills = 0
+    for target in (200, 1000, 1800):
+        with running(
+            worker("closer"), tmp_path / "log", ACTIVITY_CLOSER_SESSIONS_PER_TRANSACTION="10"
+        ) as process:
+            close_inactive.delay()
+            wait_until(partial(is_at_least, closed, target), what=f"{target} closings")
+            process.kill()
+            process.wait()
+        kills += closed.count() < sessions
+        wait_for_backends_to_end()
+        assert_one_event_for_each_closed_row_and_none_else()
+    assert kills, "no kill came in the middle"
+    assert ActivityCloserRun.objects.filter(outcome="Running").count() == kills
+
+    with running(worker("closer"), tmp_path / "log"):
+        close_inactive.delay()
+        wait_until(lambda: closed.count() == sessions, what="the closing of the rest")
+    assert OutboxMessage.objects.count() == 3 * sessions
+    assert_one_event_for_each_closed_row_and_none_else()
+
+
+def test_worker_asked_to_stop_ends_its_run_between_transactions(tmp_path: Path) -> None:
+    make_due_sessions(4000)
+    closed = Session.objects.filter(status="Inactive")
+    with running(
+        worker("closer"), tmp_path / "log", ACTIVITY_CLOSER_SESSIONS_PER_TRANSACTION="1"
+    ) as process:
+        close_inactive.delay()
+        wait_until(lambda: closed.count() >= 20, what="the first closings")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+    run = ActivityCloserRun.objects.get()
+    assert run.outcome == "Cancelled"
+    assert run.closed_sessions == closed.count() < 4000
+    assert_one_event_for_each_closed_row_and_none_else()
+
+
+def test_relay_killed_while_it_publishes_loses_nothing_and_repeats_only_message_ids(
+    tmp_path: Path, read_topic: Callable[[str], list[Any]]
+) -> None:
+    messages = 6000
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO outbox_messages (message_id, topic, key, headers, payload)
+            SELECT gen_random_uuid(), %s, gen_random_uuid(), '{"Version": "2"}', n
+            FROM generate_series(1, %s) AS n
+            """,
+            [SESSION_ENDED, messages],
+        )
+    pending = OutboxMessage.objects.filter(published_at__isnull=True)
+    kills = 0
+    for target in (200, 1500, 3000):
+        with running(worker("relay"), tmp_path / "log", OUTBOX_BATCH_SIZE="100") as process:
+            relay.delay()
+            wait_until(partial(is_at_most, pending, messages - target), what=f"{target} deliveries")
+            process.kill()
+            process.wait()
+        kills += pending.exists()
+        wait_for_backends_to_end()
+    assert kills, "no kill came in the middle"
+
+    with running(worker("relay"), tmp_path / "log"):
+        relay.delay()
+        wait_until(lambda: not pending.exists(), what="the delivery of the rest")
+
+    arrived = read_topic(SESSION_ENDED)
+    message_ids = {dict(record.headers)["MessageId"].decode(): record.key for record in arrived}
+    written = OutboxMessage.objects.values_list("message_id", "key")
+    assert message_ids == {str(message_id): key.encode() for message_id, key in written}
+    # A batch that was under way may arrive again: at most one for each kill.
+    assert messages <= len(arrived) <= messages + 100 * kills
+
+
+def test_beat_sends_ticks_that_expire_after_one_interval() -> None:
+    for entry, interval in (("close-inactive", 60), ("relay-outbox", 1)):
+        assert settings.CELERY_BEAT_SCHEDULE[entry]["options"]["expires"] == interval

@@ -1,0 +1,260 @@
+"""The shipped visits, replayed: PostgreSQL and Kafka agree with the oracle, row by row."""
+
+import io
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from outbox.models import OutboxMessage
+from outbox.options import OutboxOptions
+from outbox.relay import OutboxRelay
+from pinactivity.kafka.producer import KafkaPublisher
+from pinactivity.locks import REPLAY, advisory_lock
+from sessions.models import ActivityCloserRun, Session
+from sessions.options import ActivityCloserOptions
+from tests.acceptance import oracle
+from views.models import PropertyObjectView
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.kafka,
+    pytest.mark.timeout(900),
+]
+
+VISITS = settings.BASE_DIR / "data" / "web-visits-1995-08-01.csv"
+START = datetime(2026, 11, 1, tzinfo=UTC)
+SESSION_ENDED = "pin.user-activity.session-ended.v1"
+VIEW_ENDED = "pin.user-activity.property-object-view-ended.v1"
+
+
+def replay(file: Any = VISITS, **options: Any) -> str:
+    output = io.StringIO()
+    call_command("replay_visits", str(file), stdout=output, **{"start": START, **options})
+    return output.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_connection_as_it_was() -> Any:
+    yield
+    connection.close()  # the replay has changed its settings
+
+
+def rows_of(expected: list[oracle.ExpectedSession]) -> tuple[set[Any], set[Any]]:
+    """The oracle's sessions and views as tuples, views with the start of their session."""
+    sessions = {
+        (s.anonymous_id, s.created_at, s.last_activity_at, s.ended_at, s.duration, s.close_reason)
+        for s in expected
+    }
+    views = {
+        (
+            s.anonymous_id,
+            s.created_at,
+            v.property_object_id,
+            v.created_at,
+            v.last_activity_at,
+            v.ended_at,
+            v.duration,
+            v.close_reason,
+        )
+        for s in expected
+        for v in s.views
+    }
+    return sessions, views
+
+
+def rows_in_postgres() -> tuple[set[Any], set[Any]]:
+    columns = ("created_at", "last_activity_at", "ended_at", "duration", "close_reason")
+    sessions = Session.objects.values_list("anonymous_id", *columns)
+    views = PropertyObjectView.objects.values_list(
+        "session__anonymous_id", "session__created_at", "property_object_id", *columns
+    )
+    assert sessions.count() == len(set(sessions))
+    assert views.count() == len(set(views))
+    return set(sessions), set(views)
+
+
+@pytest.mark.parametrize("minutes", [12, 10])
+def test_shipped_visits_become_exactly_the_predicted_rows_and_events(
+    minutes: int,
+    settings: Any,
+    read_topic: Callable[[str], list[Any]],
+) -> None:
+    threshold = timedelta(minutes=minutes)
+    settings.ACTIVITY_CLOSER = ActivityCloserOptions(inactivity_threshold=threshold)
+    expected = oracle.predict(oracle.read_visits(VISITS), start=START, threshold=threshold)
+
+    summary = replay()
+
+    predicted_sessions, predicted_views = rows_of(expected)
+    sessions, views = rows_in_postgres()
+    assert sessions == predicted_sessions
+    assert views == predicted_views
+    assert f"{len(sessions)} sessions and {len(views)} views closed" in summary
+    assert not ActivityCloserRun.objects.exists()
+
+    publish_all()
+    assert_events_are_one_to_one(
+        read_topic(SESSION_ENDED), Session, "Session", predicted_session_payloads(expected)
+    )
+    assert_events_are_one_to_one(
+        read_topic(VIEW_ENDED),
+        PropertyObjectView,
+        "PropertyObjectView",
+        predicted_view_payloads(expected),
+    )
+
+
+def publish_all() -> None:
+    publisher = KafkaPublisher(
+        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS, delivery_timeout=timedelta(seconds=30)
+    )
+    try:
+        OutboxRelay(publisher=publisher, options=OutboxOptions()).run()
+    finally:
+        publisher.close()
+    assert not OutboxMessage.objects.filter(published_at__isnull=True).exists()
+
+
+def predicted_session_payloads(expected: list[oracle.ExpectedSession]) -> dict[str, Any]:
+    """The oracle's payloads by SessionId, which only PostgreSQL knows."""
+    ids = {
+        (anonymous_id, created_at): str(session_id)
+        for session_id, anonymous_id, created_at in Session.objects.values_list(
+            "id", "anonymous_id", "created_at"
+        )
+    }
+    payloads = {}
+    for session in expected:
+        session_id = ids[session.anonymous_id, session.created_at]
+        payload = oracle.expected_session_ended_payload(session)
+        payloads[session_id] = {"SessionId": session_id, **payload}
+    return payloads
+
+
+def predicted_view_payloads(expected: list[oracle.ExpectedSession]) -> dict[str, Any]:
+    """The oracle's payloads by PropertyObjectViewId."""
+    ids = {
+        (anonymous_id, session_created_at, object_id, created_at): (str(view_id), str(session_id))
+        for (
+            view_id,
+            session_id,
+            anonymous_id,
+            session_created_at,
+            object_id,
+            created_at,
+        ) in PropertyObjectView.objects.values_list(
+            "id",
+            "session_id",
+            "session__anonymous_id",
+            "session__created_at",
+            "property_object_id",
+            "created_at",
+        )
+    }
+    payloads = {}
+    for session in expected:
+        for view in session.views:
+            view_id, session_id = ids[
+                session.anonymous_id, session.created_at, view.property_object_id, view.created_at
+            ]
+            payloads[view_id] = {
+                "PropertyObjectViewId": view_id,
+                "SessionId": session_id,
+                **oracle.expected_view_ended_payload(session, view),
+            }
+    return payloads
+
+
+def assert_events_are_one_to_one(
+    records: list[Any], model: Any, aggregate_type: str, payloads: dict[str, Any]
+) -> None:
+    assert {record.key.decode(): json.loads(record.value) for record in records} == payloads
+    assert len(records) == len(payloads) == model.objects.filter(status="Inactive").count()
+    versions = {str(pk): str(version) for pk, version in model.objects.values_list("id", "version")}
+    message_ids = {
+        key: str(message_id)
+        for key, message_id in OutboxMessage.objects.values_list("key", "message_id")
+    }
+    for record in records:
+        headers = {name: value.decode() for name, value in record.headers}
+        key = record.key.decode()
+        assert headers["AggregateId"] == key
+        assert headers["AggregateType"] == aggregate_type
+        assert headers["EventType"] == f"{aggregate_type}EndedKafkaEvent"
+        assert headers["ContractVersion"] == "1"
+        assert headers["Version"] == versions[key] == "2"
+        assert headers["MessageId"] == message_ids[key]
+
+
+FEW = "seconds,device,page\n0,1,\n4,2,1\n70,2,1\n100,2,2\n2000,1,7\n2000,2,1\n5500,2,2\n9000,2,2\n"
+
+
+@pytest.fixture
+def few_visits(tmp_path: Any) -> Any:
+    path = tmp_path / "visits.csv"
+    path.write_text(FEW)
+    return path
+
+
+@pytest.mark.parametrize("tick", [60, 3600])
+def test_slow_ticks_leave_abandoned_rows_as_predicted(few_visits: Any, tick: int) -> None:
+    interval = timedelta(seconds=tick)
+    expected = oracle.predict(oracle.read_visits(few_visits), start=START, tick=interval)
+
+    replay(few_visits, tick=interval)
+
+    assert rows_in_postgres() == rows_of(expected)
+    reasons = {session.close_reason for session in expected}
+    assert reasons == ({"Inactivity"} if tick == 60 else {"Inactivity", "Abandoned"})
+
+
+def test_second_replay_is_refused_unless_again(few_visits: Any) -> None:
+    replay(few_visits)
+    before = Session.objects.count()
+    with pytest.raises(CommandError, match="--again"):
+        replay(few_visits)
+    assert "already" in replay(few_visits, if_new=True)
+    assert Session.objects.count() == before
+    replay(few_visits, again=True)
+    assert Session.objects.count() == 2 * before
+
+
+def test_replay_that_would_end_in_the_future_is_refused(few_visits: Any) -> None:
+    with pytest.raises(CommandError, match="future"):
+        replay(few_visits, start=datetime.now(UTC) - timedelta(hours=2))
+    assert not Session.objects.exists()
+
+
+def test_replay_is_refused_while_another_is_under_way(few_visits: Any) -> None:
+    with advisory_lock(REPLAY), pytest.raises(CommandError, match="under way"):
+        replay(few_visits)
+    assert not Session.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "first line"),
+        ("a,b,c\n", "first line"),
+        ("seconds,device,page\n", "no visits"),
+        ("seconds,device,page\n0,1,\nx,1,\n", "line 3"),
+        ("seconds,device,page\n0,1,\n5,1\n", "line 3"),
+        ("seconds,device,page\n5,1,\n4,1,\n", "line 3"),
+        ("seconds,device,page\n-5,1,\n", "line 2"),
+    ],
+)
+def test_unreadable_visits_are_refused_with_their_line(
+    tmp_path: Any, content: str, message: str
+) -> None:
+    path = tmp_path / "visits.csv"
+    path.write_text(content)
+    with pytest.raises(CommandError, match=message):
+        replay(path)
+    with pytest.raises(CommandError, match="cannot be read"):
+        replay(tmp_path / "absent.csv")
