@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -44,6 +45,7 @@ class System:
         self._data_dir = data_dir
         self._port = port
         self._processes: dict[str, GuardedProcess] = {}
+        self._environment_file = data_dir / "environment"
         self.admin_password = _kept_secret(data_dir / "admin-password", length=9)
         self._environment = {
             **os.environ,
@@ -81,11 +83,19 @@ class System:
 
     def stop(self) -> None:
         """Stop the processes, all at once, in an orderly way."""
+        self._environment_file.unlink(missing_ok=True)
         for process in self._processes.values():
             process.ask_to_quit()
         for process in self._processes.values():
             process.join(30.0)
         self._processes = {}
+
+    def write_environment(self) -> None:
+        """Leave a file that makes a shell use this stack: `. .data/environment`."""
+        names = [*self._stack.environment, "PINACTIVITY_DEVELOPMENT", "SECRET_KEY"]
+        lines = [f"export {name}={shlex.quote(self._environment[name])}\n" for name in names]
+        self._environment_file.touch(mode=0o600)
+        self._environment_file.write_text("".join(lines))
 
     def watch(self) -> None:
         """Wait; raise when a process ends by itself."""
@@ -168,11 +178,12 @@ def up(data_dir: Path, *, port: int | None) -> int:
             try:
                 system.prepare()
                 system.start()
+                system.write_environment()
                 _say(f"web is ready at {system.url} after {time.monotonic() - began:.0f} s")
                 _say("replaying half a day of visits, unless that was done before")
                 system.manage("replay_visits", str(VISITS), "--if-new")
                 system.manage("show_activity", "--wait", "60")
-                _say(_directions(stack, system))
+                _say(_directions(stack, system, data_dir))
                 _say(f"ready after {time.monotonic() - began:.0f} s; Ctrl-C stops everything")
                 system.watch()
             finally:
@@ -191,13 +202,14 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stopped
 
 
-def _directions(stack: EmbeddedStack, system: System) -> str:
+def _directions(stack: EmbeddedStack, system: System, data_dir: Path) -> str:
     lines = {
         "Admin": f"{system.url}/admin/  (admin / {system.admin_password})",
         "API": f"{system.url}/api/user-activity/",
         "Health, metrics": f"{system.url}/health/ready  {system.url}/metrics",
         **{name: value for name, value in stack.environment.items() if "EMBEDDED" not in name},
         "Logs": str(system.log("web").parent),
+        "For manage.py": f". {data_dir / 'environment'}",
     }
     return "\n" + "\n".join(f"  {name:<24} {value}" for name, value in lines.items()) + "\n"
 

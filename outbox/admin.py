@@ -55,7 +55,6 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     id_fields = ("message_id", "key")
     list_display = ("id", "created_at", "topic", "key", "delivery", "published_at")
     list_filter = (DeliveryFilter, TopicFilter)
-    ordering = ("-id",)
     fields = (
         "id",
         "message_id",

@@ -13,6 +13,9 @@ from pinactivity.ids import parse_id
 
 _COUNTED_TO = 10_000
 
+admin.site.site_header = admin.site.site_title = "pinactivity"
+admin.site.index_title = "User activity"
+
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at run time
     """Counts to 10,000 and no further; what lies beyond is found by searching."""
@@ -29,6 +32,9 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
     id_fields: tuple[str, ...] = ("id",)
     paginator = BoundedPaginator
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # each would count the whole table
+    sortable_by = ()  # only the order of the primary key has an index
+    ordering: tuple[str, ...] = ("-id",)  # v7: the newest first
     list_per_page = 50
     search_fields = ("pk",)  # shows the box; the search itself is below
 

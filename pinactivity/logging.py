@@ -27,7 +27,7 @@ def _replace_exception_text(
     if isinstance(info, tuple) and info[1] is not None:
         event.update(describe_fault(info[1]))
         frames = traceback.extract_tb(info[2])[-8:]
-        event["stack"] = [f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames]
+        event["frames"] = [f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames]
     return event
 
 
@@ -70,6 +70,7 @@ def logging_config(*, level: str, readable: bool) -> dict[str, Any]:
             "celery.worker.strategy": {"level": "WARNING"},
             "celery.beat": {"level": "WARNING"},
             "django.request": {"level": "ERROR"},
+            "django.security.DisallowedHost": {"level": "CRITICAL"},  # anybody can send one
         },
     }
 

@@ -173,6 +173,7 @@ APPEND_SLASH = False  # the API's paths have none, and a redirect would lose a P
 USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
+FORMAT_MODULE_PATH = "pinactivity.formats"
 STATIC_URL = "/static/"
 WHITENOISE_USE_FINDERS = True  # the admin's files straight from the packages: no collect step
 DATA_UPLOAD_MAX_MEMORY_SIZE = 64 * 1024

@@ -33,7 +33,6 @@ class SessionAdmin(ReadOnlyAdmin):
         "device_type",
     )
     list_filter = ("status", "close_reason", "device_type")
-    ordering = ("-created_at",)
     fields = (
         "id",
         "anonymous_id",
@@ -105,7 +104,6 @@ class ActivityCloserRunAdmin(ReadOnlyAdmin):
         "id",
     )
     list_filter = ("outcome",)
-    ordering = ("-started_at",)
 
 
 def _link(page: str, pk: object, text: str) -> SafeString:

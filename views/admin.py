@@ -21,5 +21,4 @@ class PropertyObjectViewAdmin(ReadOnlyAdmin):
         "close_reason",
     )
     list_filter = ("status", "close_reason", "view_source")
-    ordering = ("-created_at",)
     raw_id_fields = ("session",)

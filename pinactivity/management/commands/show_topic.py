@@ -1,0 +1,71 @@
+"""manage.py show_topic NAME"""
+
+import json
+from argparse import ArgumentParser
+from contextlib import suppress
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+
+class Command(BaseCommand):
+    help = "Print what a topic holds, one JSON object a line; joins no group, moves no offset."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("topic")
+        parser.add_argument("--key", help="Only messages with this key (an AggregateId).")
+        parser.add_argument("--limit", type=int, default=100, help="At most so many (100).")
+
+    def handle(self, *args: Any, topic: str, key: str | None, limit: int, **options: Any) -> None:
+        try:
+            self._print(topic, key, limit)
+        except (KafkaError, OSError) as fault:
+            raise CommandError(f"Kafka does not answer: {type(fault).__name__}") from fault
+
+    def _print(self, topic: str, key: str | None, limit: int) -> None:
+        consumer = KafkaConsumer(
+            bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+            group_id=None,
+            bootstrap_timeout_ms=10_000,
+        )
+        try:
+            numbers = consumer.partitions_for_topic(topic)
+            if not numbers:
+                raise CommandError(f"There is no topic {topic}.")
+            consumer.assign([TopicPartition(topic, number) for number in numbers])
+            consumer.seek_to_beginning()
+            printed = 0
+            while batches := consumer.poll(timeout_ms=1000):
+                for record in (record for batch in batches.values() for record in batch):
+                    if key is not None and record.key != key.encode():
+                        continue
+                    if printed == limit:
+                        return
+                    self.stdout.write(_describe(record))
+                    printed += 1
+        finally:
+            consumer.close()
+
+
+def _describe(record: Any) -> str:
+    """Write a record; what is not text is written with escapes, never refused."""
+
+    def text(value: bytes | None) -> str | None:
+        return None if value is None else value.decode(errors="backslashreplace")
+
+    value: Any = text(record.value)
+    with suppress(TypeError, ValueError):  # shown as the text it is
+        value = json.loads(value)
+    return json.dumps(
+        {
+            "partition": record.partition,
+            "offset": record.offset,
+            "key": text(record.key),
+            "headers": {name: text(part) for name, part in record.headers},
+            "value": value,
+        },
+        ensure_ascii=False,
+    )

@@ -1,0 +1,182 @@
+"""The events' payloads, exactly (design, section 8): they are a contract with other services."""
+
+import dataclasses
+import inspect
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import sessions.events
+import views.events
+from outbox.services import _encode
+from sessions.events import SessionEnded
+from sessions.lifecycle import duration_seconds
+from views.events import PropertyObjectViewEnded
+
+CREATED_AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def an_id(number: int) -> UUID:
+    return UUID(int=0xABCDEF << 64 | number)
+
+
+def session_ended(**fields: Any) -> SessionEnded:
+    return SessionEnded(
+        **{
+            "session_id": an_id(1),
+            "anonymous_id": an_id(2),
+            "user_id": an_id(3),
+            "created_at": CREATED_AT,
+            "last_activity_at": CREATED_AT + timedelta(seconds=61.9),
+            "version": 3,
+            **fields,
+        }
+    )
+
+
+def view_ended(**fields: Any) -> PropertyObjectViewEnded:
+    return PropertyObjectViewEnded(
+        **{
+            "property_object_view_id": an_id(4),
+            "property_object_id": an_id(5),
+            "session_id": an_id(1),
+            "anonymous_id": an_id(2),
+            "user_id": an_id(3),
+            "view_source": "Catalog",
+            "created_at": CREATED_AT,
+            "last_activity_at": CREATED_AT + timedelta(seconds=61.9),
+            "filter_snapshot": {"Price": {"Max": 1.5}, "Город": None},
+            "version": 2,
+            **fields,
+        }
+    )
+
+
+def written(event: SessionEnded | PropertyObjectViewEnded) -> dict[str, Any]:
+    """The payload as it goes to Kafka."""
+    payload: dict[str, Any] = json.loads(_encode(event.payload()))
+    return payload
+
+
+def test_session_ended_is_the_contracts_payload() -> None:
+    assert written(session_ended()) == {
+        "SessionId": "00000000-00ab-cdef-0000-000000000001",
+        "AnonymousId": "00000000-00ab-cdef-0000-000000000002",
+        "UserId": "00000000-00ab-cdef-0000-000000000003",
+        "CreatedAt": "2026-03-01T12:00:00.123456Z",
+        "LastActivityAt": "2026-03-01T12:01:02.023456Z",
+        "DurationSeconds": 61,
+    }
+
+
+def test_property_object_view_ended_is_the_contracts_payload() -> None:
+    assert written(view_ended()) == {
+        "PropertyObjectViewId": "00000000-00ab-cdef-0000-000000000004",
+        "PropertyObjectId": "00000000-00ab-cdef-0000-000000000005",
+        "SessionId": "00000000-00ab-cdef-0000-000000000001",
+        "AnonymousId": "00000000-00ab-cdef-0000-000000000002",
+        "UserId": "00000000-00ab-cdef-0000-000000000003",
+        "ViewSource": "Catalog",
+        "ViewedAt": "2026-03-01T12:00:00.123456Z",
+        "LastActivityAt": "2026-03-01T12:01:02.023456Z",
+        "DurationSeconds": 61,
+        "FilterSnapshot": {"Price": {"Max": 1.5}, "Город": None},
+    }
+
+
+def test_optional_fields_are_there_as_null() -> None:
+    assert written(session_ended(user_id=None))["UserId"] is None
+    payload = written(view_ended(user_id=None, filter_snapshot=None))
+    assert (payload["UserId"], payload["FilterSnapshot"]) == (None, None)
+
+
+def test_topics_types_and_aggregates_are_the_contracts() -> None:
+    described = {
+        event: (event.TOPIC, event.EVENT_TYPE, event.AGGREGATE_TYPE, event.CONTRACT_VERSION)
+        for event in (SessionEnded, PropertyObjectViewEnded)
+    }
+    assert described == {
+        SessionEnded: (
+            "pin.user-activity.session-ended.v1",
+            "SessionEndedKafkaEvent",
+            "Session",
+            1,
+        ),
+        PropertyObjectViewEnded: (
+            "pin.user-activity.property-object-view-ended.v1",
+            "PropertyObjectViewEndedKafkaEvent",
+            "PropertyObjectView",
+            1,
+        ),
+    }
+
+
+def test_aggregate_is_the_session_or_the_view() -> None:
+    assert session_ended().aggregate_id == an_id(1)
+    assert view_ended().aggregate_id == an_id(4)
+
+
+@pytest.mark.parametrize("module", [sessions.events, views.events])
+def test_no_event_has_a_field_of_the_device(module: ModuleType) -> None:
+    events = [
+        each
+        for _, each in inspect.getmembers(module, dataclasses.is_dataclass)
+        if isinstance(each, type)
+    ]
+    assert events
+    names = {field.name for event in events for field in dataclasses.fields(event)}
+    assert not names & {"device", "ip_address", "user_agent", "browser", "os", "device_type"}
+
+
+@pytest.mark.parametrize(
+    ("lasted", "seconds"),
+    [
+        (timedelta(0), 0),
+        (MICROSECOND, 0),
+        (timedelta(seconds=1) - MICROSECOND, 0),
+        (timedelta(seconds=1), 1),
+        (timedelta(seconds=420), 420),
+        (timedelta(days=30), 2_592_000),
+        (timedelta(days=30) - MICROSECOND, 2_591_999),
+        (timedelta(days=36_500), 3_153_600_000),
+    ],
+)
+def test_duration_is_in_whole_seconds_rounded_down_c22(lasted: timedelta, seconds: int) -> None:
+    assert duration_seconds(CREATED_AT, CREATED_AT + lasted) == seconds
+    for event in (
+        session_ended(last_activity_at=CREATED_AT + lasted),
+        view_ended(last_activity_at=CREATED_AT + lasted),
+    ):
+        duration = written(event)["DurationSeconds"]
+        assert duration == seconds
+        assert type(duration) is int
+
+
+def test_session_across_midnight_lasts_its_420_seconds_c23() -> None:
+    start = datetime(2026, 3, 28, 23, 58, tzinfo=UTC)
+    end = datetime(2026, 3, 29, 0, 5, tzinfo=UTC)
+    assert written(session_ended(created_at=start, last_activity_at=end))["DurationSeconds"] == 420
+
+
+def test_times_are_written_in_utc_whatever_zone_they_came_in() -> None:
+    elsewhere = CREATED_AT.astimezone(timezone(timedelta(hours=5, minutes=45)))
+    payload = written(session_ended(created_at=elsewhere))
+    assert payload["CreatedAt"] == "2026-03-01T12:00:00.123456Z"
+    assert payload["DurationSeconds"] == 61
+
+
+def test_whole_seconds_are_written_with_microseconds_all_the_same() -> None:
+    moment = CREATED_AT.replace(microsecond=0)
+    payload = written(session_ended(created_at=moment, last_activity_at=moment))
+    assert payload["CreatedAt"] == payload["LastActivityAt"] == "2026-03-01T12:00:00.000000Z"
+
+
+def test_event_cannot_be_changed_after_the_fact() -> None:
+    event = session_ended()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        event.version = 4  # type: ignore[misc]  # that it is refused is the point

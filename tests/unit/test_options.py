@@ -1,0 +1,143 @@
+"""Options and their bounds (design, section 7): the bounds are valid, one step beyond is not."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from outbox.options import OutboxOptions
+from pinactivity.errors import InvalidOptions
+from sessions.options import ActivityCloserOptions
+
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+STEP = timedelta(microseconds=1)
+
+
+def test_defaults_are_the_specifications() -> None:
+    options = ActivityCloserOptions()
+    assert options.inactivity_threshold == 12 * MINUTE
+    assert options.polling_interval == MINUTE
+    assert options.batch_size == 500
+    assert options.max_run_duration == 5 * MINUTE
+    assert options.unit_size == 100
+    assert options.single_instance is False
+
+
+@pytest.mark.parametrize(
+    "valid",
+    [
+        {"inactivity_threshold": 10 * MINUTE},
+        {"inactivity_threshold": 15 * MINUTE},
+        {"polling_interval": SECOND},
+        {"polling_interval": 10 * MINUTE},
+        {"batch_size": 1},
+        {"batch_size": 1_000_000},
+        {"max_run_duration": STEP},
+        {"max_run_duration": timedelta(days=1)},
+        {"sessions_per_transaction": 1},
+        {"sessions_per_transaction": 500},
+        {"batch_size": 7, "sessions_per_transaction": 7},
+        {"single_instance": True},
+    ],
+)
+def test_bounds_of_the_closer_are_valid_themselves(valid: dict[str, Any]) -> None:
+    options = ActivityCloserOptions(**valid)
+    assert {name: getattr(options, name) for name in valid} == valid
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("inactivity_threshold", 10 * MINUTE - STEP),
+        ("inactivity_threshold", 15 * MINUTE + STEP),
+        ("inactivity_threshold", timedelta(0)),
+        ("inactivity_threshold", -12 * MINUTE),
+        ("polling_interval", SECOND - STEP),
+        ("polling_interval", 10 * MINUTE + STEP),
+        ("batch_size", 0),
+        ("batch_size", -1),
+        ("max_run_duration", timedelta(0)),
+        ("max_run_duration", -STEP),
+        ("sessions_per_transaction", 0),
+        ("sessions_per_transaction", -1),
+        ("sessions_per_transaction", 501),
+    ],
+)
+def test_value_out_of_the_closers_bounds_is_named(field: str, value: Any) -> None:
+    with pytest.raises(InvalidOptions) as raised:
+        ActivityCloserOptions(**{field: value})
+    assert list(raised.value.faults) == [field]
+    assert field in str(raised.value)
+
+
+def test_every_invalid_value_is_named_at_once() -> None:
+    with pytest.raises(InvalidOptions) as raised:
+        ActivityCloserOptions(
+            inactivity_threshold=timedelta(0),
+            polling_interval=timedelta(0),
+            batch_size=0,
+            max_run_duration=timedelta(0),
+            sessions_per_transaction=0,
+        )
+    assert set(raised.value.faults) == {
+        "inactivity_threshold",
+        "polling_interval",
+        "batch_size",
+        "max_run_duration",
+        "sessions_per_transaction",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "unit_size"),
+    [
+        ({}, 100),
+        ({"batch_size": 99}, 99),
+        ({"batch_size": 1}, 1),
+        ({"sessions_per_transaction": 1}, 1),
+        ({"sessions_per_transaction": 250}, 250),
+    ],
+)
+def test_unit_is_100_sessions_or_the_batch_unless_told(
+    given: dict[str, int], unit_size: int
+) -> None:
+    assert ActivityCloserOptions(**given).unit_size == unit_size  # type: ignore[arg-type]  # integers only
+
+
+def test_row_is_abandoned_after_twice_the_threshold() -> None:
+    options = ActivityCloserOptions(inactivity_threshold=10 * MINUTE)
+    assert options.abandoned_after == 20 * MINUTE
+
+
+@pytest.mark.parametrize(
+    "valid",
+    [
+        {"batch_size": 1},
+        {"batch_size": 10_000},
+        {"polling_interval": SECOND},
+        {"polling_interval": MINUTE},
+        {"delivery_timeout": SECOND},
+        {"delivery_timeout": 2 * MINUTE},
+    ],
+)
+def test_bounds_of_the_relay_are_valid_themselves(valid: dict[str, Any]) -> None:
+    options = OutboxOptions(**valid)
+    assert {name: getattr(options, name) for name in valid} == valid
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("batch_size", 0),
+        ("batch_size", 10_001),
+        ("polling_interval", SECOND - STEP),
+        ("polling_interval", MINUTE + STEP),
+        ("delivery_timeout", SECOND - STEP),
+        ("delivery_timeout", 2 * MINUTE + STEP),
+    ],
+)
+def test_value_out_of_the_relays_bounds_is_named(field: str, value: Any) -> None:
+    with pytest.raises(InvalidOptions) as raised:
+        OutboxOptions(**{field: value})
+    assert list(raised.value.faults) == [field]
