@@ -62,12 +62,10 @@ class System:
 
     def prepare(self) -> None:
         """Migrate, make topics and an admin user: all harmless when done already."""
-        self.manage("migrate", "--verbosity", "0")
-        self.manage("create_topics", quiet=True)
-        self.manage("ensure_admin", "admin", quiet=True)
+        self.manage("prepare", "--admin", "admin", "--verbosity", "0", quiet=True)
 
     def start(self) -> None:
-        """Start web, workers and beat, and wait until the web is ready."""
+        """Start web, workers and beat; `wait_ready` waits for them."""
         celery = [str(BIN / "celery"), "-A", "pinactivity.celery"]
         worker = [*celery, "worker", "--pool", "threads", "--without-mingle", "--without-gossip"]
         self._spawn(
@@ -79,7 +77,6 @@ class System:
         self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])
         self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "1", "-n", "relay@%h"])
         self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / "beat-schedule")])
-        self._wait_ready()
 
     def stop(self) -> None:
         """Stop the processes, all at once, in an orderly way."""
@@ -141,7 +138,8 @@ class System:
         command = Command(argv, self.log(name), list(STOP_SIGNALS), environment, cwd=str(ROOT))
         process.spawn(command, owner)
 
-    def _wait_ready(self) -> None:
+    def wait_ready(self) -> None:
+        """Wait until the web can serve."""
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             state = self._processes["web"].state()
@@ -179,9 +177,9 @@ def up(data_dir: Path, *, port: int | None) -> int:
                 system.prepare()
                 system.start()
                 system.write_environment()
-                _say(f"web is ready at {system.url} after {time.monotonic() - began:.0f} s")
                 _say("replaying half a day of visits, unless that was done before")
                 system.manage("replay_visits", str(VISITS), "--if-new")
+                system.wait_ready()
                 system.manage("show_activity", "--wait", "60")
                 _say(_directions(stack, system, data_dir))
                 _say(f"ready after {time.monotonic() - began:.0f} s; Ctrl-C stops everything")

@@ -28,5 +28,8 @@ class FilterSnapshotField(serializers.Field[Any, Any, Any, Any]):
 class OpenViewRequest(serializers.Serializer[None]):
     SessionId = IdField()
     PropertyObjectId = IdField()
-    ViewSource = serializers.ChoiceField(choices=choices(ViewSource))
+    ViewSource = serializers.ChoiceField(
+        choices=choices(ViewSource),
+        error_messages={"invalid_choice": f"Must be one of {', '.join(ViewSource)}."},
+    )
     FilterSnapshot = FilterSnapshotField(required=False, allow_null=True, default=None)

@@ -78,14 +78,17 @@ def count_messages(names: Iterable[str], *, bootstrap_servers: list[str]) -> dic
         fetch_max_wait_ms=100,
     )
     try:
-        counts = {}
-        for name in names:
-            numbers = consumer.partitions_for_topic(name) or set()
-            partitions = [TopicPartition(name, number) for number in numbers]
-            if partitions:
-                first = consumer.beginning_offsets(partitions)
-                end = find_ends(consumer, partitions)
-                counts[name] = sum(end[part] - first[part] for part in partitions)
+        partitions = [
+            TopicPartition(name, number)
+            for name in names
+            for number in consumer.partitions_for_topic(name) or ()
+        ]
+        if not partitions:
+            return {}
+        counts = dict.fromkeys((part.topic for part in partitions), 0)
+        first = consumer.beginning_offsets(partitions)
+        for partition, end in find_ends(consumer, partitions).items():
+            counts[partition.topic] += end - first[partition]
         return counts
     finally:
         consumer.close()

@@ -153,8 +153,12 @@ FAULTS = {
     "SECRET_KEY_FILE": "/nonexistent/hunter2-secret-key",
     "ALLOWED_HOSTS": None,  # required outside development
     "DATABASE_URL": "mysql://user:hunter2-password@db/name",
-    "REDIS_URL": None,
-    "KAFKA_BOOTSTRAP_SERVERS": None,
+    "DATABASE_LOCK_TIMEOUT": "00:00:00",  # which would mean: wait for ever
+    "DATABASE_STATEMENT_TIMEOUT": "30.00:00:00",  # more milliseconds than PostgreSQL counts
+    "REDIS_URL": "",
+    "KAFKA_BOOTSTRAP_SERVERS": "",
+    "KAFKA_TOPIC_PARTITIONS": "0",
+    "KAFKA_TOPIC_RETENTION": "29.23:59:59",
     "ACTIVITY_CLOSER_INACTIVITY_THRESHOLD": "00:09:59",
     "ACTIVITY_CLOSER_POLLING_INTERVAL": "often",
     "ACTIVITY_CLOSER_BATCH_SIZE": "hunter2-batch",
