@@ -34,7 +34,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # each would count the whole table
     sortable_by = ()  # only the order of the primary key has an index
-    ordering: tuple[str, ...] = ("-id",)  # v7: the newest first
+    ordering = ("-id",)  # v7: the newest first
     list_per_page = 50
     search_fields = ("pk",)  # shows the box; the search itself is below
 

@@ -16,7 +16,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
 
 app = Celery("pinactivity")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["sessions", "outbox"])
+app.autodiscover_tasks(["pinactivity", "sessions", "outbox"])
 
 
 @setup_logging.connect

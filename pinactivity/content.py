@@ -35,6 +35,12 @@ class StrictJSONParser(BaseParser):
             raise ParseError(str(fault)) from None
 
 
+class BeaconParser(StrictJSONParser):
+    """Parse a beacon as strict JSON: sendBeacon calls it text, lest the browser ask first."""
+
+    media_type = "text/plain"
+
+
 class OneRepresentation(BaseContentNegotiation):
     """Answer JSON whatever Accept says: there is nothing else to choose (RFC 9110, 12.5.1)."""
 

@@ -47,3 +47,32 @@ class PayloadTooLarge(ServiceError):
     """The body is larger than this service reads."""
 
     code = "PAYLOAD_TOO_LARGE"
+
+
+class Unauthorized(ServiceError):
+    """A valid bearer token is required."""
+
+    code = "UNAUTHORIZED"
+
+    def __init__(self, reason: str = "absent") -> None:
+        super().__init__()
+        self.reason = reason
+        """absent, expired, invalid or unconfigured: for a metric, and for WWW-Authenticate."""
+
+
+class KeysUnavailable(ServiceError):
+    """The keys that tokens are checked with cannot be had now; send the request again."""
+
+    code = "USER_ACTIVITY_STORAGE_UNAVAILABLE"
+    reason = "keys_unavailable"
+
+
+class RateLimited(ServiceError):
+    """Too many requests; wait for as long as Retry-After says."""
+
+    code = "RATE_LIMITED"
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__()
+        self.retry_after = retry_after
+        """Seconds."""

@@ -6,6 +6,18 @@ SESSIONS_STARTED = Counter(
     "activity_sessions_started_total", "Sessions created by start, restart or switch."
 )
 
+TOKENS_REJECTED = Counter(
+    "activity_tokens_rejected_total",
+    "Tokens that were not valid where a guest may call: the caller was taken for one.",
+    ["reason"],
+)
+REQUESTS_LIMITED = Counter(
+    "activity_requests_limited_total", "Requests answered with 429, by limit.", ["limit"]
+)
+SIGN_INS = Counter(
+    "activity_sign_ins_total", "Sign-ins of either path, by what they did.", ["source", "outcome"]
+)
+
 # -- ActivityCloserJob: names of the specification -----------------------------------------
 
 CLOSER_RUN_DURATION = Histogram(

@@ -11,7 +11,13 @@ from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from rest_framework import exceptions
 
-from pinactivity.errors import PayloadTooLarge, ServiceError, ValidationFailed
+from pinactivity.errors import (
+    PayloadTooLarge,
+    RateLimited,
+    ServiceError,
+    Unauthorized,
+    ValidationFailed,
+)
 from pinactivity.faults import describe_fault
 
 log = structlog.get_logger(__name__)
@@ -28,11 +34,15 @@ class Problem:
 PROBLEMS: Mapping[str, Problem] = {
     "VALIDATION_FAILED": Problem(400, "The request is not valid."),
     "USER_ACTIVITY_ANONYMOUS_ID_REQUIRED": Problem(400, "X-Anonymous-Id is required."),
+    "UNAUTHORIZED": Problem(401, "A valid bearer token is required."),
+    "DEV_STATS_FORBIDDEN": Problem(403, "The token names no developer."),
+    "USER_ACTIVITY_SESSION_NOT_FOUND": Problem(404, "The device has no Active session."),
     "NOT_FOUND": Problem(404, "There is nothing here."),
     "METHOD_NOT_ALLOWED": Problem(405, "This method is not allowed here."),
     "USER_ACTIVITY_SESSION_ACTIVE_RACE": Problem(409, "Send the request again.", 1),
     "PAYLOAD_TOO_LARGE": Problem(413, "The body is too large."),
     "UNSUPPORTED_MEDIA_TYPE": Problem(415, "Send application/json."),
+    "RATE_LIMITED": Problem(429, "Too many requests."),
     "INTERNAL_ERROR": Problem(500, "The service failed."),
     "USER_ACTIVITY_STORAGE_UNAVAILABLE": Problem(503, "The storage is not available.", 2),
 }
@@ -71,13 +81,22 @@ def answer(
     return response
 
 
-def answer_exception(  # noqa: PLR0911 - a table of answers
+def answer_exception(  # noqa: C901, PLR0911 - a table of answers
     fault: Exception, context: Mapping[str, Any]
 ) -> HttpResponse:
     """Answer an exception of a view; Django REST's EXCEPTION_HANDLER."""
     match fault:
         case ValidationFailed():
             return answer(fault.code, detail=str(fault), errors=fault.errors)
+        case Unauthorized():
+            challenge = 'Bearer realm="pinactivity"'
+            if fault.reason != "absent":
+                challenge += ', error="invalid_token"'
+            return answer(fault.code, detail=str(fault), headers={"WWW-Authenticate": challenge})
+        case RateLimited():
+            return answer(
+                fault.code, detail=str(fault), headers={"Retry-After": str(fault.retry_after)}
+            )
         case ServiceError():
             return answer(fault.code, detail=str(fault))
         case exceptions.ValidationError():

@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from django.http import HttpRequest
+from rest_framework.request import Request
 
 from pinactivity.errors import AnonymousIdRequired, ValidationFailed
 from pinactivity.ids import parse_id
@@ -11,19 +11,24 @@ ANONYMOUS_ID = "X-Anonymous-Id"
 USER_AGENT_LENGTH = 1024
 
 
-def required_anonymous_id(request: HttpRequest) -> UUID:
-    """Read the device's id.
+def required_anonymous_id(request: Request) -> UUID:
+    """Read the device's id: the header, or `AnonymousId` in the body of a beacon.
+
+    A beacon (sendBeacon, text/plain) can set no header.
 
     Raises:
         AnonymousIdRequired: absent, malformed or nil.
     """
+    text: object = request.headers.get(ANONYMOUS_ID)
+    if text is None and is_beacon(request) and isinstance(request.data, dict):
+        text = request.data.get("AnonymousId")
     try:
-        return parse_id(request.headers.get(ANONYMOUS_ID))
+        return parse_id(text)
     except ValueError as fault:
         raise AnonymousIdRequired({ANONYMOUS_ID: [str(fault)]}) from None
 
 
-def optional_anonymous_id(request: HttpRequest) -> UUID | None:
+def optional_anonymous_id(request: Request) -> UUID | None:
     """Read the device's id where it may not have one yet.
 
     Raises:
@@ -38,7 +43,7 @@ def optional_anonymous_id(request: HttpRequest) -> UUID | None:
         raise ValidationFailed({ANONYMOUS_ID: [str(fault)]}) from None
 
 
-def user_agent(request: HttpRequest) -> str:
+def user_agent(request: Request) -> str:
     """Read the User-Agent: 1 to 1024 characters, none of them a control character.
 
     Raises:
@@ -50,3 +55,8 @@ def user_agent(request: HttpRequest) -> str:
     if any(character < " " or character == "\x7f" for character in text):
         raise ValidationFailed({"User-Agent": ["Must have no control characters."]})
     return text
+
+
+def is_beacon(request: Request) -> bool:
+    """Tell whether a request is one of sendBeacon."""
+    return (request.content_type or "").partition(";")[0].strip().lower() == "text/plain"

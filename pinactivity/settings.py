@@ -14,6 +14,7 @@ from kombu import Queue
 from outbox.options import OutboxOptions
 from pinactivity.env import Environment
 from pinactivity.logging import logging_config
+from pinactivity.options import RateLimitOptions
 from sessions.options import ActivityCloserOptions
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -59,6 +60,33 @@ OUTBOX = env.options(
     delivery_timeout=env.time_span("OUTBOX_DELIVERY_TIMEOUT"),
 )
 
+RATE_LIMITS = env.options(
+    "RATE_LIMIT",
+    RateLimitOptions,
+    start_per_address=env.int("RATE_LIMIT_START_PER_ADDRESS", default=None),
+    per_anonymous_id=env.int("RATE_LIMIT_PER_ANONYMOUS_ID", default=None),
+    per_address=env.int("RATE_LIMIT_PER_ADDRESS", default=None),
+    heartbeats=env.int("RATE_LIMIT_HEARTBEATS", default=None),
+)
+
+# -- tokens of identity --------------------------------------------------------------------
+
+JWT_ISSUER = env.str("JWT_ISSUER", default="pin-identity" if DEVELOPMENT else REQUIRED)
+JWT_AUDIENCE = env.str("JWT_AUDIENCE", default="pinactivity" if DEVELOPMENT else REQUIRED)
+JWT_JWKS_URL = env.str("JWT_JWKS_URL", default="")
+JWT_PUBLIC_KEY = env.str("JWT_PUBLIC_KEY", default="")
+JWT_DEVELOPMENT_SECRET = env.str("JWT_DEVELOPMENT_SECRET", default="")
+if JWT_DEVELOPMENT_SECRET and not DEVELOPMENT:
+    env.fault("JWT_DEVELOPMENT_SECRET", "Is for development only.")
+if JWT_DEVELOPMENT_SECRET and len(JWT_DEVELOPMENT_SECRET) < 32:
+    env.fault("JWT_DEVELOPMENT_SECRET", "Must have at least 32 characters.")
+if sum(map(bool, (JWT_JWKS_URL, JWT_PUBLIC_KEY, JWT_DEVELOPMENT_SECRET))) > 1:
+    env.fault("JWT_JWKS_URL", "Set one source of keys: JWT_JWKS_URL or JWT_PUBLIC_KEY.")
+if not (DEVELOPMENT or JWT_JWKS_URL or JWT_PUBLIC_KEY):
+    env.fault("JWT_JWKS_URL", "Set it, or JWT_PUBLIC_KEY.")
+if JWT_JWKS_URL and not JWT_JWKS_URL.startswith("https://" if not DEVELOPMENT else "http"):
+    env.fault("JWT_JWKS_URL", "Must be https://..")
+
 # -- PostgreSQL: it alone decides ----------------------------------------------------------
 
 DATABASE_SCHEMA = "user_activity"
@@ -90,8 +118,8 @@ CELERY_BROKER_URL = env.str("REDIS_URL")
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = False  # the next tick is the retry
-CELERY_TASK_QUEUES = [Queue("closer"), Queue("relay")]
-CELERY_TASK_DEFAULT_QUEUE = "closer"
+CELERY_TASK_QUEUES = [Queue("closer"), Queue("relay"), Queue("maintenance")]
+CELERY_TASK_DEFAULT_QUEUE = "maintenance"
 CELERY_TASK_ROUTES = {"sessions.tasks.*": {"queue": "closer"}, "outbox.tasks.*": {"queue": "relay"}}
 CELERY_WORKER_POOL = "threads"  # worker_shutting_down reaches the tasks' own process
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
@@ -119,6 +147,7 @@ def _tick(task: str, interval: timedelta) -> dict[str, Any]:
 CELERY_BEAT_SCHEDULE = {
     "close-inactive": _tick("sessions.tasks.close_inactive", ACTIVITY_CLOSER.polling_interval),
     "relay-outbox": _tick("outbox.tasks.relay", OUTBOX.polling_interval),
+    "forget-rate-limits": _tick("pinactivity.tasks.forget_rate_limits", timedelta(minutes=5)),
 }
 
 # -- Django --------------------------------------------------------------------------------
@@ -136,13 +165,17 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "corsheaders",
     "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
     "django_prometheus",
 ]
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "pinactivity.tracing.RequestContextMiddleware",
+    "corsheaders.middleware.CorsMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -185,12 +218,43 @@ SILENCED_SYSTEM_CHECKS = ["models.E034"]
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_PERMISSION_CLASSES": [],
-    "DEFAULT_PARSER_CLASSES": ["pinactivity.content.StrictJSONParser"],
+    "DEFAULT_PARSER_CLASSES": [
+        "pinactivity.content.StrictJSONParser",
+        "pinactivity.content.BeaconParser",
+    ],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "pinactivity.content.OneRepresentation",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "EXCEPTION_HANDLER": "pinactivity.problems.answer_exception",
     "UNAUTHENTICATED_USER": None,
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
 }
+SPECTACULAR_SETTINGS = {
+    "TITLE": "pinactivity",
+    "DESCRIPTION": "Sessions and property object views of a real-estate marketplace.",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "SCHEMA_PATH_PREFIX": "/api/",
+    "COMPONENT_SPLIT_REQUEST": True,
+    "DISABLE_ERRORS_AND_WARNINGS": False,
+    "APPEND_COMPONENTS": {
+        "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}}
+    },
+    "ENUM_NAME_OVERRIDES": {
+        "ViewSource": "views.lifecycle.ViewSource",
+        "SessionStatus": "sessions.lifecycle.Status",
+        "DeviceType": "sessions.device.DeviceType",
+    },
+}
+
+# Browsers call from the marketplace's own origins, without cookies.
+CORS_ALLOWED_ORIGINS: list[str] = env.list("CORS_ALLOWED_ORIGINS", default=[])
+CORS_URLS_REGEX = r"^/api/"
+CORS_ALLOW_METHODS = ["GET", "POST", "PUT", "OPTIONS"]
+CORS_ALLOW_HEADERS = ["authorization", "content-type", "traceparent", "x-anonymous-id"]
+CORS_EXPOSE_HEADERS = ["Retry-After"]
+CORS_ALLOW_CREDENTIALS = False
 
 # -- production is behind TLS --------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
 
 from pinactivity import health, problems
 from pinactivity.scrape import metrics
@@ -10,6 +11,8 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/user-activity/", include("sessions.urls")),
     path("api/user-activity/", include("views.urls")),
+    path("api/schema", SpectacularAPIView.as_view(), name="schema"),
+    path("api/docs/", SpectacularSwaggerView.as_view(url_name="schema")),
     path("health/live", health.live),
     path("health/ready", health.ready),
     path("metrics", metrics),

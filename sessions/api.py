@@ -1,15 +1,29 @@
 """The sessions API: parse, call one service, present."""
 
+from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from pinactivity.auth import optional_user, required_actor
 from pinactivity.client_ip import client_ip
+from pinactivity.metrics import SIGN_INS
+from pinactivity.openapi import BEARER, BODY_PROBLEMS, PAGING, device_id, problems
+from pinactivity.pages import parse_page
 from pinactivity.request_headers import optional_anonymous_id, required_anonymous_id, user_agent
+from pinactivity.throttling import beats, limit_call, limit_start
 from sessions.device import Device, identify_device
 from sessions.lifecycle import Status
-from sessions.serializers import HeartbeatRequest
-from sessions.services import beat_session, start_session
+from sessions.selectors import sessions_of_user
+from sessions.serializers import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    LinkedSessionResponse,
+    OwnSession,
+    OwnSessionsResponse,
+    StartedSessionResponse,
+)
+from sessions.services import beat_session, link_session, start_session
 
 
 def calling_device(request: Request) -> Device:
@@ -18,12 +32,23 @@ def calling_device(request: Request) -> Device:
 
 
 class SessionsView(APIView):
+    @extend_schema(
+        operation_id="start_session",
+        parameters=[device_id(required=False)],
+        request=None,
+        responses={
+            200: StartedSessionResponse,
+            201: StartedSessionResponse,
+            **problems("VALIDATION_FAILED", "USER_ACTIVITY_SESSION_ACTIVE_RACE", "RATE_LIMITED"),
+        },
+    )
     def post(self, request: Request) -> Response:
         """Start the device's session, or restore the Active one it has."""
+        anonymous_id = optional_anonymous_id(request)
+        device = calling_device(request)
+        limit_start(address=device.ip_address)
         started = start_session(
-            anonymous_id=optional_anonymous_id(request),
-            user_id=None,
-            device=calling_device(request),
+            anonymous_id=anonymous_id, user_id=optional_user(request), device=device
         )
         return Response(
             {
@@ -37,16 +62,72 @@ class SessionsView(APIView):
 
 
 class SessionHeartbeatView(APIView):
+    @extend_schema(
+        operation_id="beat_session",
+        parameters=[device_id(required=True)],
+        request={"application/json": HeartbeatRequest},
+        responses={
+            200: HeartbeatResponse,
+            **problems(
+                *BODY_PROBLEMS,
+                "USER_ACTIVITY_ANONYMOUS_ID_REQUIRED",
+                "USER_ACTIVITY_SESSION_ACTIVE_RACE",
+                "RATE_LIMITED",
+            ),
+        },
+    )
     def post(self, request: Request) -> Response:
         """Extend the device's session, or restart it."""
         anonymous_id = required_anonymous_id(request)
         device = calling_device(request)
         body = HeartbeatRequest(data=request.data)
         body.is_valid(raise_exception=True)
+        beats.count(anonymous_id)
         beat = beat_session(
             session_id=body.validated_data["SessionId"],
             anonymous_id=anonymous_id,
-            user_id=None,
+            user_id=optional_user(request),
             device=device,
         )
         return Response({"SessionId": beat.session.session_id, "Restarted": beat.restarted})
+
+
+class SessionLinkView(APIView):
+    @extend_schema(
+        operation_id="link_session",
+        parameters=[device_id(required=True)],
+        request=None,
+        responses={
+            200: LinkedSessionResponse,
+            **problems(
+                "UNAUTHORIZED",
+                "USER_ACTIVITY_ANONYMOUS_ID_REQUIRED",
+                "USER_ACTIVITY_SESSION_NOT_FOUND",
+                "RATE_LIMITED",
+            ),
+        },
+        auth=BEARER,
+    )
+    def post(self, request: Request) -> Response:
+        """Link the device's session to the user of the token."""
+        actor = required_actor(request)
+        anonymous_id = required_anonymous_id(request)
+        limit_call("link", anonymous_id=anonymous_id, address=client_ip(request))
+        linked = link_session(anonymous_id=anonymous_id, user_id=actor.user_id)
+        SIGN_INS.labels("api", linked.outcome).inc()
+        return Response({"Outcome": linked.outcome, "SessionId": linked.session_id})
+
+
+class OwnSessionsView(APIView):
+    @extend_schema(
+        operation_id="list_own_sessions",
+        parameters=PAGING,
+        responses={200: OwnSessionsResponse, **problems("UNAUTHORIZED", "VALIDATION_FAILED")},
+        auth=BEARER,
+    )
+    def get(self, request: Request) -> Response:
+        """List the sessions of the token's user, the newest first."""
+        actor = required_actor(request)
+        sessions, cursor = sessions_of_user(actor.user_id, parse_page(request.query_params))
+        items = OwnSession(sessions, many=True)  # type: ignore[arg-type]  # many takes a list
+        return Response({"Items": items.data, "NextCursor": cursor})

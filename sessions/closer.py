@@ -22,7 +22,7 @@ import structlog
 from django.db import Error, connection, transaction
 
 from pinactivity import metrics
-from pinactivity.clock import moment, statement_time
+from pinactivity.clock import statement_time, time_expression
 from pinactivity.faults import (
     LOCK_TIMEOUT,
     STATEMENT_TIMEOUT,
@@ -191,14 +191,16 @@ class ActivityCloser:
             backlog = _count_backlog(run.cutoff)
             if live:
                 ActivityCloserRun.objects.filter(id=run.run_id).update(
-                    finished_at=moment(),
+                    finished_at=time_expression(),
                     closed_sessions=run.closed_sessions,
                     closed_views=run.closed_views,
                     failures=run.failures + (outcome is RunOutcome.FAILED),
                     backlog_remaining=backlog,
                     outcome=outcome,
                 )
-                ActivityCloserRun.objects.filter(started_at__lt=moment() - _RUNS_KEPT).delete()
+                ActivityCloserRun.objects.filter(
+                    started_at__lt=time_expression() - _RUNS_KEPT
+                ).delete()
         except Error as fault:
             log.warning("run not recorded", jobRunId=str(run.run_id), **describe_fault(fault))
             return None

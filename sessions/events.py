@@ -9,6 +9,35 @@ from sessions.lifecycle import duration_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLinked:
+    """A guest's session got its user, or a switch made a new one with its user (INV-SES-002)."""
+
+    TOPIC: ClassVar = "pin.user-activity.session-linked.v1"
+    EVENT_TYPE: ClassVar = "SessionLinkedKafkaEvent"
+    AGGREGATE_TYPE: ClassVar = "Session"
+    CONTRACT_VERSION: ClassVar = 1
+
+    session_id: UUID
+    anonymous_id: UUID
+    user_id: UUID
+    linked_at: datetime
+    version: int
+    """The row's version after the change."""
+
+    @property
+    def aggregate_id(self) -> UUID:
+        return self.session_id
+
+    def payload(self) -> dict[str, Any]:
+        return {
+            "SessionId": self.session_id,
+            "AnonymousId": self.anonymous_id,
+            "UserId": self.user_id,
+            "LinkedAt": self.linked_at,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnded:
     """A session went from Active to Inactive (INV-SES-005): exactly one per session."""
 

@@ -143,6 +143,8 @@ class Session(models.Model):
 
     objects = SessionQuerySet.as_manager()
 
+    DEVICE_COLUMNS = ("ip_address", "user_agent", "browser", "os", "device_type")
+
     class Meta:
         db_table = "sessions"
         indexes = (

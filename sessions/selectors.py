@@ -1,8 +1,10 @@
-"""Reads on sessions for operators; bounded index look-ups, no counts of whole tables."""
+"""Reads on sessions: bounded, by an index, no counts of whole tables."""
 
 from dataclasses import dataclass
 from datetime import datetime
+from uuid import UUID
 
+from pinactivity.pages import Page, take
 from sessions.lifecycle import RunOutcome
 from sessions.models import ActivityCloserRun, Session
 
@@ -32,3 +34,8 @@ def activity_snapshot() -> ActivitySnapshot:
         .values_list("finished_at", flat=True)
         .first(),
     )
+
+
+def sessions_of_user(user_id: UUID, page: Page) -> tuple[list[Session], str | None]:
+    """Return a page of a user's sessions, the newest first, and the next page's cursor."""
+    return take(Session.objects.filter(user_id=user_id), page)

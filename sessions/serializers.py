@@ -1,9 +1,57 @@
-"""Bodies of the sessions API; names as the front end writes them."""
+"""Bodies of the sessions API; names as the front end writes and reads them."""
+
+from typing import Any
 
 from rest_framework import serializers
 
-from pinactivity.fields import IdField
+from pinactivity.fields import IdField, UtcField
+from sessions.device import DeviceType
+from sessions.lifecycle import LinkOutcome, Status, duration_seconds
+from sessions.models import Session, choices
+
+OUTCOMES = [(o.value, o.value) for o in LinkOutcome if o is not LinkOutcome.STALE]
+
+
+class StartedSessionResponse(serializers.Serializer[None]):
+    SessionId = serializers.UUIDField()
+    AnonymousId = serializers.UUIDField()
+    Status = serializers.ChoiceField(choices=choices(Status))
+    IsNew = serializers.BooleanField()
 
 
 class HeartbeatRequest(serializers.Serializer[None]):
     SessionId = IdField()
+
+
+class HeartbeatResponse(serializers.Serializer[None]):
+    SessionId = serializers.UUIDField()
+    Restarted = serializers.BooleanField()
+
+
+class LinkedSessionResponse(serializers.Serializer[None]):
+    Outcome = serializers.ChoiceField(choices=OUTCOMES)
+    SessionId = serializers.UUIDField()
+
+
+class OwnSession(serializers.Serializer[Session]):
+    """A session as its user sees it: never an address."""
+
+    SessionId = serializers.UUIDField(source="id")
+    Status = serializers.ChoiceField(source="status", choices=choices(Status))
+    CreatedAt = UtcField(source="created_at")
+    LastActivityAt = UtcField(source="last_activity_at")
+    EndedAt = UtcField(source="ended_at", allow_null=True)
+    DurationSeconds = serializers.SerializerMethodField()
+    Browser = serializers.CharField(source="browser")
+    Os = serializers.CharField(source="os")
+    DeviceType = serializers.ChoiceField(source="device_type", choices=choices(DeviceType))
+
+    def get_DurationSeconds(self, session: Session) -> int | None:
+        if session.duration is None:
+            return None
+        return duration_seconds(session.created_at, session.last_activity_at)
+
+
+class OwnSessionsResponse(serializers.Serializer[Any]):
+    Items = OwnSession(many=True)
+    NextCursor = serializers.CharField(allow_null=True)

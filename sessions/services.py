@@ -2,18 +2,22 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models.functions import Greatest
 
-from pinactivity.clock import moment
+from outbox.services import enqueue
+from pinactivity.clock import statement_time, time_expression
 from pinactivity.ids import new_id
 from pinactivity.metrics import SESSIONS_STARTED
 from sessions.closing import close_sessions
 from sessions.device import Device
-from sessions.errors import SessionActiveRace
-from sessions.lifecycle import CloseReason
+from sessions.errors import SessionActiveRace, SessionNotFound
+from sessions.events import SessionLinked
+from sessions.lifecycle import CloseReason, LinkOutcome, LinkState, Status, decide_link
 from sessions.models import Session, TouchedSession
 
 _ATTEMPTS = 3
@@ -29,6 +33,12 @@ class StartedSession:
 class Heartbeat:
     session: TouchedSession
     restarted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedSession:
+    session_id: UUID
+    outcome: LinkOutcome
 
 
 def start_session(
@@ -101,9 +111,130 @@ def beat_session(
     return Heartbeat(started.session, restarted=True)
 
 
+def link_session(
+    *,
+    anonymous_id: UUID,
+    user_id: UUID,
+    signed_in_at: datetime | None = None,
+    now: datetime | None = None,
+) -> LinkedSession:
+    """Link the device's Active session to a user who signed in (INV-SES-002).
+
+    The front end and identity's event come here, whichever is first; the second finds
+    AlreadyLinked (A4).
+
+    Args:
+        anonymous_id: The device.
+        user_id: Who signed in.
+        signed_in_at: When, from identity's event, which may be late. None is the front end,
+            which signs in now, and whose call is an activity of the session.
+        now: None is the database's clock.
+
+    Returns:
+        The outcome, and the session that is the user's now (for Stale: the one left alone).
+
+    Raises:
+        SessionNotFound: the device has no Active session, or an abandoned one, which is closed.
+    """
+    with transaction.atomic():
+        session = _lock_active(anonymous_id)
+        linked = session and _link_locked(session, user_id, signed_in_at, statement_time(now), now)
+    if not linked:
+        raise SessionNotFound  # after the commit: the closing of an abandoned session stands
+    return linked
+
+
+def _lock_active(anonymous_id: UUID) -> Session | None:
+    """Lock the device's Active session.
+
+    A read that waited behind a switch or a restart comes back empty although a new Active
+    session is committed by then: it is repeated as a new statement.
+    """
+    rows = Session.objects.active().filter(anonymous_id=anonymous_id)
+    for _ in range(_ATTEMPTS):
+        session = rows.select_for_update(no_key=True).first()
+        if session is not None:
+            return session
+    return None
+
+
+def _link_locked(
+    session: Session,
+    user_id: UUID,
+    signed_in_at: datetime | None,
+    moment: datetime,
+    now: datetime | None,
+) -> LinkedSession | None:
+    if session.last_activity_at < moment - settings.ACTIVITY_CLOSER.abandoned_after:
+        close_sessions([session.id], reason=CloseReason.ABANDONED, now=now)
+        return None
+    rests_on = moment if signed_in_at is None else min(signed_in_at, moment)
+    outcome = decide_link(
+        LinkState(session.user_id, session.created_at, session.signed_in_at),
+        user_id=user_id,
+        signed_in_at=rests_on,
+        may_be_late=signed_in_at is not None,
+    )
+    row = Session.objects.filter(id=session.id)
+    match outcome:
+        case LinkOutcome.ALREADY_LINKED:
+            row.update(signed_in_at=Greatest("signed_in_at", rests_on))
+        case LinkOutcome.LINKED:
+            changes: dict[str, Any] = {
+                "user_id": user_id,
+                "linked_at": moment,
+                "signed_in_at": rests_on,
+                "version": session.version + 1,
+            }
+            if signed_in_at is None:
+                changes["last_activity_at"] = max(session.last_activity_at, moment)
+            row.update(**changes)
+            _enqueue_linked(session, user_id, moment, session.version + 1)
+        case LinkOutcome.SWITCHED:
+            close_sessions([session.id], reason=CloseReason.SWITCHED, now=now)
+            session = _start_switched(session, user_id, rests_on, statement_time(now))
+        case LinkOutcome.STALE:
+            pass
+    return LinkedSession(session.id, outcome)
+
+
+def _start_switched(
+    closed: Session, user_id: UUID, signed_in_at: datetime, moment: datetime
+) -> Session:
+    """Make the session of the user who took the device over, on the same Device (A3)."""
+    session = Session.objects.create(
+        anonymous_id=closed.anonymous_id,
+        user_id=user_id,
+        linked_at=moment,
+        signed_in_at=signed_in_at,
+        status=Status.ACTIVE,
+        created_at=moment,
+        last_activity_at=moment,
+        version=1,
+        **{column: getattr(closed, column) for column in Session.DEVICE_COLUMNS},
+    )
+    SESSIONS_STARTED.inc()
+    _enqueue_linked(session, user_id, moment, session.version)
+    return session
+
+
+def _enqueue_linked(session: Session, user_id: UUID, linked_at: datetime, version: int) -> None:
+    enqueue(
+        [
+            SessionLinked(
+                session_id=session.id,
+                anonymous_id=session.anonymous_id,
+                user_id=user_id,
+                linked_at=linked_at,
+                version=version,
+            )
+        ]
+    )
+
+
 def _close_abandoned(*, anonymous_id: UUID, now: datetime | None) -> None:
     """Close the device's session if it is Active and silent for more than twice the threshold."""
-    silent_since = moment(now) - settings.ACTIVITY_CLOSER.abandoned_after
+    silent_since = time_expression(now) - settings.ACTIVITY_CLOSER.abandoned_after
     abandoned = (
         Session.objects.due(cutoff=silent_since)
         .filter(anonymous_id=anonymous_id)

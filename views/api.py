@@ -1,29 +1,50 @@
 """The views API: parse, call one service, present."""
 
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
+from pinactivity.auth import optional_user
 from pinactivity.errors import ValidationFailed
 from pinactivity.ids import parse_id
+from pinactivity.openapi import BODY_PROBLEMS, device_id, problems
 from pinactivity.request_headers import required_anonymous_id
+from pinactivity.throttling import beats, limit_call
 from sessions.api import calling_device
 from views.lifecycle import ViewSource
-from views.serializers import OpenViewRequest
+from views.serializers import OpenedViewResponse, OpenViewRequest, ViewHeartbeatResponse
 from views.services import beat_view, open_view
 
 
 class PropertyObjectViewsView(APIView):
+    @extend_schema(
+        operation_id="open_view",
+        parameters=[device_id(required=True)],
+        request={"application/json": OpenViewRequest},
+        responses={
+            200: OpenedViewResponse,
+            201: OpenedViewResponse,
+            **problems(
+                *BODY_PROBLEMS,
+                "USER_ACTIVITY_ANONYMOUS_ID_REQUIRED",
+                "USER_ACTIVITY_SESSION_ACTIVE_RACE",
+                "RATE_LIMITED",
+            ),
+        },
+    )
     def post(self, request: Request) -> Response:
         """Open a view, or extend the one of that object that is open."""
         anonymous_id = required_anonymous_id(request)
         device = calling_device(request)
         body = OpenViewRequest(data=request.data)
         body.is_valid(raise_exception=True)
+        limit_call("open", anonymous_id=anonymous_id, address=device.ip_address)
         opened = open_view(
             session_id=body.validated_data["SessionId"],
             anonymous_id=anonymous_id,
-            user_id=None,
+            user_id=optional_user(request),
             device=device,
             property_object_id=body.validated_data["PropertyObjectId"],
             view_source=ViewSource(body.validated_data["ViewSource"]),
@@ -41,6 +62,18 @@ class PropertyObjectViewsView(APIView):
 
 
 class PropertyObjectViewHeartbeatView(APIView):
+    @extend_schema(
+        operation_id="beat_view",
+        parameters=[
+            device_id(required=True),
+            OpenApiParameter("view_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
+        ],
+        request=None,
+        responses={
+            200: ViewHeartbeatResponse,
+            **problems("VALIDATION_FAILED", "USER_ACTIVITY_ANONYMOUS_ID_REQUIRED", "RATE_LIMITED"),
+        },
+    )
     def put(self, request: Request, view_id: str) -> Response:
         """Extend a view and its session."""
         anonymous_id = required_anonymous_id(request)
@@ -48,4 +81,5 @@ class PropertyObjectViewHeartbeatView(APIView):
             identified = parse_id(view_id)
         except ValueError as fault:
             raise ValidationFailed({"id": [str(fault)]}) from None
+        beats.count((anonymous_id, identified))
         return Response({"Accepted": beat_view(view_id=identified, anonymous_id=anonymous_id)})

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from pinactivity.fields import IdField
@@ -10,6 +11,7 @@ from sessions.models import choices
 from views.lifecycle import FILTER_SNAPSHOT_BYTES, ViewSource
 
 
+@extend_schema_field({"type": "object", "additionalProperties": True, "nullable": True})
 class FilterSnapshotField(serializers.Field[Any, Any, Any, Any]):
     """Any JSON object of at most 8 KiB; the parser has refused what jsonb does not take."""
 
@@ -23,6 +25,17 @@ class FilterSnapshotField(serializers.Field[Any, Any, Any, Any]):
 
     def to_representation(self, value: Any) -> Any:
         return value
+
+
+class OpenedViewResponse(serializers.Serializer[None]):
+    PropertyObjectViewId = serializers.UUIDField()
+    SessionId = serializers.UUIDField()
+    IsNew = serializers.BooleanField()
+    Restarted = serializers.BooleanField()
+
+
+class ViewHeartbeatResponse(serializers.Serializer[None]):
+    Accepted = serializers.BooleanField()
 
 
 class OpenViewRequest(serializers.Serializer[None]):

@@ -8,7 +8,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db import transaction
 
-from pinactivity.clock import moment
+from pinactivity.clock import time_expression
 from sessions.closing import close_views
 from sessions.device import Device
 from sessions.lifecycle import CloseReason
@@ -100,7 +100,7 @@ def beat_view(*, view_id: UUID, anonymous_id: UUID, now: datetime | None = None)
             # The closer took the view while this waited for the session: write nothing.
             transaction.set_rollback(True)
             return False
-        silent_since = moment(now) - settings.ACTIVITY_CLOSER.abandoned_after
+        silent_since = time_expression(now) - settings.ACTIVITY_CLOSER.abandoned_after
         abandoned = (
             PropertyObjectView.objects.due(cutoff=silent_since)
             .filter(id=view_id, session__anonymous_id=anonymous_id)

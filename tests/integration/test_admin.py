@@ -21,7 +21,7 @@ from pinactivity.ids import new_id
 from sessions.closer import ActivityCloser
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
-from tests.factories import MINUTE, PropertyObjectViewFactory, SessionFactory, silent_session
+from tests.factories import MINUTE, make_session, make_view, silent_session
 from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db
@@ -95,7 +95,7 @@ def every_page() -> list[str]:
 
 
 def test_every_page_renders_for_a_superuser(superuser: Client, closed: Session) -> None:
-    SessionFactory(user_agent="<script>alert(1)</script>")
+    make_session(user_agent="<script>alert(1)</script>")
     pages = every_page()
 
     answers = {page: superuser.get(page) for page in pages}
@@ -115,11 +115,9 @@ def test_index_lists_every_table_of_the_service(support: Client) -> None:
 
 
 def test_session_page_shows_its_views_in_the_order_of_opening(superuser: Client) -> None:
-    session = SessionFactory(lasted=30 * MINUTE)
-    late, early = (
-        PropertyObjectViewFactory(session=session, lasted=minutes * MINUTE) for minutes in (5, 20)
-    )
-    foreign = PropertyObjectViewFactory()
+    session = make_session(lasted=30 * MINUTE)
+    late, early = (make_view(session=session, lasted=minutes * MINUTE) for minutes in (5, 20))
+    foreign = make_view()
 
     content = superuser.get(change_page(session)).content.decode()
 
@@ -202,7 +200,8 @@ def found(client: Client, model: type[Model], wanted: object) -> set[str]:
 @pytest.fixture
 def crowd(closed: Session) -> Session:
     """Others beside the closed session, for a search to leave out."""
-    PropertyObjectViewFactory.create_batch(3)
+    for _ in range(3):
+        make_view()
     silent_session(minutes=60, views=1)
     ActivityCloser(ActivityCloserOptions()).run()
     return closed
@@ -289,8 +288,8 @@ def test_filter_shows_its_rows_and_is_offered(
     value: str,
     matches: dict[str, Any],
 ) -> None:
-    SessionFactory(device_type="Mobile")
-    PropertyObjectViewFactory(view_source="Map")
+    make_session(device_type="Mobile")
+    make_view(view_source="Map")
     published, parked, *_ = OutboxMessage.objects.all()
     OutboxMessage.objects.filter(id=published.id).update(published_at=statement_time())
     OutboxMessage.objects.filter(id=parked.id).update(parked_at=statement_time())

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from outbox.models import OutboxMessage
 from pinactivity.ids import new_id, parse_id
 from sessions.models import Session
 from tests.conftest import USER_AGENT
-from tests.factories import MINUTE, PropertyObjectViewFactory, SessionFactory, silent_session
+from tests.factories import MINUTE, make_session, make_view, silent_session
 from views.lifecycle import FILTER_SNAPSHOT_BYTES
 from views.models import PropertyObjectView
 
@@ -74,7 +74,7 @@ class Visit(NamedTuple):
 @pytest.fixture
 def visit() -> Visit:
     """An Active session and its Active view, silent for three minutes."""
-    view = PropertyObjectViewFactory(session=SessionFactory(silent=3 * MINUTE))
+    view = make_view(session=make_session(silent=3 * MINUTE))
     return Visit(view.session, view)
 
 
@@ -85,10 +85,10 @@ def send(
     user_agent: str | None = USER_AGENT,
     raw: bytes | None = None,
     content_type: str = "application/json",
-    **headers: str,
+    headers: Mapping[str, str] | None = None,
 ) -> Any:
     """Send a call; `raw` replaces its body."""
-    given = {"User-Agent": user_agent, "X-Anonymous-Id": anonymous_id, **headers}
+    given = {"User-Agent": user_agent, "X-Anonymous-Id": anonymous_id, **(headers or {})}
     body = raw if raw is not None else b"" if call.body is None else json.dumps(call.body).encode()
     return Client().generic(
         call.method,
@@ -298,7 +298,7 @@ def test_view_beat_needs_no_user_agent(visit: Visit) -> None:
     assert response.json() == {"Accepted": True}
 
 
-def test_a_day_after_an_outage_start_answers_a_new_session_c5() -> None:
+def test_start_after_an_outage_of_three_hours_answers_a_new_session_c5() -> None:
     session = silent_session(minutes=180)
     response = send(Call("POST", START, None), anonymous_id=str(session.anonymous_id))
 
@@ -622,7 +622,9 @@ def test_json_may_be_announced_with_parameters_and_in_any_case(
 
 def test_answer_is_json_whatever_the_client_would_accept(visit: Visit) -> None:
     response = send(
-        visit.call("beat"), anonymous_id=visit.anonymous_id, Accept="text/html;q=1, */*;q=0"
+        visit.call("beat"),
+        anonymous_id=visit.anonymous_id,
+        headers={"Accept": "text/html;q=1, */*;q=0"},
     )
     assert (response.status_code, response.headers["Content-Type"]) == (200, "application/json")
 
@@ -747,7 +749,7 @@ def test_path_with_something_that_is_no_view_id_is_not_found_c32(
 
 
 def test_strange_host_is_refused_as_a_problem() -> None:
-    response = send(Call("POST", START, None), Host="evil.example")
+    response = send(Call("POST", START, None), headers={"Host": "evil.example"})
     assert (response.status_code, problem(response)["code"]) == (400, "VALIDATION_FAILED")
 
 
@@ -792,7 +794,7 @@ def test_address_behind_a_proxy_is_what_the_proxy_saw_c35(
     settings: Any, forwarded: str, kept: str | None
 ) -> None:
     settings.TRUSTED_PROXY_COUNT = 1
-    response = send(Call("POST", START, None), **{"X-Forwarded-For": forwarded})
+    response = send(Call("POST", START, None), headers={"X-Forwarded-For": forwarded})
 
     assert response.status_code == 201
     assert Session.objects.get().ip_address == kept
@@ -805,7 +807,7 @@ def test_request_id_comes_back_and_reaches_the_events() -> None:
     response = send(
         Call("POST", START, None),
         anonymous_id=str(session.anonymous_id),
-        **{"X-Request-Id": str(request_id).upper()},
+        headers={"X-Request-Id": str(request_id).upper()},
     )
 
     assert response.headers["X-Request-Id"] == str(request_id)
@@ -815,7 +817,7 @@ def test_request_id_comes_back_and_reaches_the_events() -> None:
 
 def test_request_without_a_usable_request_id_gets_one() -> None:
     ids = {
-        send(Call("POST", START, None), **{"X-Request-Id": given}).headers["X-Request-Id"]
+        send(Call("POST", START, None), headers={"X-Request-Id": given}).headers["X-Request-Id"]
         for given in ("", "1", NIL, "\r\nX: y", "a" * 10_000)
     }
     assert len(ids) == 5
@@ -896,7 +898,7 @@ def test_call_on_a_connection_that_was_cut_answers_503_and_the_next_one_works(
 
 
 @contextmanager
-def locked(statement: str, *parameters: object) -> Iterator[None]:
+def locked(statement: str, *parameters: UUID) -> Iterator[None]:
     """Hold what a statement locks in a transaction of another connection."""
     holder = connection.copy()
     try:
@@ -1008,7 +1010,9 @@ def test_no_header_whatever_makes_the_service_fail(visit: Visit, name: str, head
         headers = {"X-Anonymous-Id": visit.anonymous_id, "User-Agent": USER_AGENT, header: text}
         anonymous_id, user_agent = headers.pop("X-Anonymous-Id"), headers.pop("User-Agent")
         assert_served_or_refused(
-            send(visit.call(name), anonymous_id=anonymous_id, user_agent=user_agent, **headers)
+            send(
+                visit.call(name), anonymous_id=anonymous_id, user_agent=user_agent, headers=headers
+            )
         )
 
 
@@ -1048,7 +1052,7 @@ def test_no_query_string_whatever_makes_the_service_fail(visit: Visit, name: str
 
 
 def test_duration_of_30_days_fits_everywhere_c22() -> None:
-    session = SessionFactory(silent=60 * MINUTE, lasted=timedelta(days=30))
+    session = make_session(silent=60 * MINUTE, lasted=timedelta(days=30))
     response = send(Call("POST", START, None), anonymous_id=str(session.anonymous_id))
 
     assert response.status_code == 201

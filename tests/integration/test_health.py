@@ -14,11 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from outbox.models import OutboxMessage
 from pinactivity import health, scrape
 from pinactivity.clock import statement_time
+from pinactivity.ids import new_id
 from sessions.closer import ActivityCloser
 from sessions.models import ActivityCloserRun
 from sessions.options import ActivityCloserOptions
 from tests.conftest import USER_AGENT
-from tests.factories import MINUTE, SessionFactory, silent_session
+from tests.factories import MINUTE, make_session, silent_session
 from tests.integration.test_api import START, assert_unavailable, postgres_away
 
 pytestmark = pytest.mark.django_db
@@ -173,8 +174,8 @@ def test_buckets_of_the_close_lag_are_the_designs(api: Client) -> None:
 
 
 def test_active_sessions_and_the_oldest_silence_are_read_from_the_database(api: Client) -> None:
-    SessionFactory()
-    SessionFactory(silent=10 * MINUTE)
+    make_session()
+    make_session(silent=10 * MINUTE)
     silent_session(minutes=60)
     ActivityCloser(ActivityCloserOptions()).run()
 
@@ -201,7 +202,7 @@ def test_last_success_is_the_end_of_the_last_run_that_succeeded(api: Client) -> 
     ActivityCloser(ActivityCloserOptions()).run()
     success = ActivityCloserRun.objects.get()
     ActivityCloserRun.objects.create(
-        id=SessionFactory().id,
+        id=new_id(),
         started_at=statement_time(),
         finished_at=statement_time(),
         cutoff=statement_time(),
@@ -260,9 +261,8 @@ def counted(api: Client, name: str) -> Iterator[list[float]]:
     grown: list[float] = []
 
     def total() -> float:
-        return sum(
-            sample.value for sample in scraped(api)[name].samples if sample.name.endswith("_total")
-        )
+        samples = scraped(api)[name].samples
+        return float(sum(each.value for each in samples if each.name.endswith("_total")))
 
     before = total()
     yield grown

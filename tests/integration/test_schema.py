@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from pinactivity.faults import constraint
 from pinactivity.ids import new_id
-from tests.factories import PropertyObjectViewFactory, SessionFactory
+from tests.factories import make_session, make_view
 
 pytestmark = pytest.mark.django_db
 
@@ -31,14 +31,14 @@ DJANGO_TABLES = {
 }
 
 
-def query(statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+def query(statement: str, *parameters: str) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
     return rows
 
 
-def value(statement: str, *parameters: object) -> Any:
+def value(statement: str, *parameters: str) -> Any:
     ((single,),) = query(statement, *parameters)
     return single
 
@@ -266,8 +266,8 @@ FROZEN = [
 
 @pytest.mark.parametrize(("table", "column"), FROZEN)
 def test_no_column_of_a_closed_row_changes_inv_ses_006(table: str, column: str) -> None:
-    session = SessionFactory(user_id=new_id(), signed_in_at=timezone.now(), **CLOSED)
-    PropertyObjectViewFactory(session=session, filter_snapshot={"Price": 1}, **CLOSED)
+    session = make_session(user_id=new_id(), signed_in_at=timezone.now(), **CLOSED)
+    make_view(session=session, filter_snapshot={"Price": 1}, **CLOSED)
     kind = COLUMNS[table][column].partition(" NOT NULL")[0]
 
     with pytest.raises(IntegrityError) as refused, transaction.atomic():
@@ -278,7 +278,7 @@ def test_no_column_of_a_closed_row_changes_inv_ses_006(table: str, column: str) 
 
 @pytest.mark.parametrize("column", ["ip_address", "user_agent", "browser", "os", "device_type"])
 def test_device_of_a_closed_session_may_be_blanked(column: str) -> None:
-    SessionFactory(**CLOSED)
+    make_session(**CLOSED)
     blank = "NULL" if column == "ip_address" else "''"
     assert query(f"UPDATE sessions SET {column} = {blank} RETURNING 1") == [(1,)]
 
@@ -332,7 +332,7 @@ def test_waits_are_bounded_on_every_connection(setting: str, expected: str) -> N
 
 def test_half_open_connections_are_noticed() -> None:
     connection.ensure_connection()
-    parameters = connection.connection.info.get_parameters()  # type: ignore[attr-defined]  # psycopg's
+    parameters = connection.connection.info.get_parameters()
     assert {
         name: parameters.get(name)
         for name in (

@@ -8,9 +8,9 @@ import pytest
 import time_machine
 from django.db import connection, transaction
 
-from pinactivity.clock import iso_utc, moment, statement_time
+from pinactivity.clock import iso_utc, time_expression, statement_time
 from sessions.models import Session
-from tests.factories import SessionFactory
+from tests.factories import make_session
 
 GIVEN = datetime(2026, 3, 1, 12, 0, 0, 5, tzinfo=UTC)
 
@@ -48,18 +48,18 @@ def test_time_goes_on_within_a_transaction() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_expression_is_the_statements_time_and_not_the_transactions() -> None:
     """The transaction's is older than what a lock wait let pass."""
-    SessionFactory()
+    make_session()
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT now()")
         (begun,) = cursor.fetchone()
-        (expressed,) = Session.objects.annotate(at=moment()).values_list("at", flat=True)
+        (expressed,) = Session.objects.annotate(at=time_expression()).values_list("at", flat=True)
     assert expressed > begun
 
 
 @pytest.mark.django_db
 def test_expression_of_a_given_time_is_that_time() -> None:
-    SessionFactory()
-    assert Session.objects.annotate(at=moment(GIVEN)).values_list("at", flat=True).get() == GIVEN
+    make_session()
+    assert Session.objects.annotate(at=time_expression(GIVEN)).values_list("at", flat=True).get() == GIVEN
 
 
 @pytest.mark.parametrize(

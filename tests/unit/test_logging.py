@@ -25,7 +25,7 @@ from pinactivity.logging import logging_config
 from pinactivity.tracing import correlate
 from sessions.closer import ActivityCloser
 from sessions.options import ActivityCloserOptions
-from tests.factories import SessionFactory, silent_session
+from tests.factories import make_session, silent_session
 
 ADDRESS = "203.0.113.77"
 USER_AGENT = "Mozilla/5.0 (secret device)"
@@ -35,7 +35,7 @@ MARKS = (ADDRESS, "secret device")
 @pytest.fixture
 def violation(db: None) -> IntegrityError:
     """PostgreSQL's refusal of a row, whose DETAIL quotes address and User-Agent."""
-    SessionFactory(ip_address=ADDRESS, user_agent=USER_AGENT)
+    make_session(ip_address=ADDRESS, user_agent=USER_AGENT)
     with (
         pytest.raises(IntegrityError) as raised,
         transaction.atomic(),

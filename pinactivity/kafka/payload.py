@@ -1,0 +1,57 @@
+"""Reading the fields of a message: by name in any case, each fault a poison with a code."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+from pinactivity.clock import parse_time
+from pinactivity.ids import parse_id
+from pinactivity.kafka.consumer import Poison, Record
+
+Value = TypeVar("Value")
+
+
+class Payload:
+    """The fields of one message's JSON object.
+
+    Codes are `<field>-missing` and `<field>-invalid`, the field in kebab case.
+    """
+
+    def __init__(self, record: Record) -> None:
+        fields: Mapping[str, Any] = record.payload()
+        self._fields = {name.lower(): value for name, value in fields.items()}
+        if len(self._fields) != len(fields):
+            raise Poison("value-repeats-a-field")
+
+    def has(self, name: str) -> bool:
+        """Tell whether a field is there and not null."""
+        return self._fields.get(name.lower()) is not None
+
+    def id(self, name: str) -> UUID:
+        """Read an id.
+
+        Raises:
+            Poison: missing, null, nil, or not a UUID.
+        """
+        return self._read(name, parse_id)
+
+    def time(self, name: str) -> datetime:
+        """Read a time, in UTC.
+
+        Raises:
+            Poison: missing, null, or not ISO 8601 with an offset.
+        """
+        return self._read(name, parse_time)
+
+    def _read(self, name: str, parse: Callable[[object], Value]) -> Value:
+        if not self.has(name):
+            raise Poison(f"{_kebab(name)}-missing")
+        try:
+            return parse(self._fields[name.lower()])
+        except ValueError:
+            raise Poison(f"{_kebab(name)}-invalid") from None
+
+
+def _kebab(name: str) -> str:
+    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]

@@ -1,0 +1,202 @@
+"""Where a consumer's messages come from: one member of a consumer group."""
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+
+from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
+from kafka.errors import KafkaError
+
+Partition = tuple[str, int]
+"""Topic and number."""
+
+
+class RawRecord(NamedTuple):
+    """A message as the broker gives it: bytes."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    """Milliseconds since 1970, the broker's or the producer's."""
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class CommitRefused(Exception):
+    """The broker did not take the offsets."""
+
+
+class Source(Protocol):
+    """A member of a group, used by one thread. It never commits by itself."""
+
+    def poll(self, *, seconds: float, most: int) -> list[RawRecord]:
+        """Return new messages, in order within a partition; wait up to `seconds` for the first.
+
+        Also what keeps the membership: call it more often than the longest poll interval.
+        """
+
+    def take_revoked(self) -> set[Partition]:
+        """Return what this member has lost since the last call.
+
+        Ask after every poll. What that poll returned was read after the loss, so it stays.
+        """
+
+    def is_rebalance_due(self) -> bool:
+        """Tell whether the next poll gives partitions up: the last chance to flush in time."""
+
+    def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """Move the group's offsets: each the next message to read.
+
+        Raises:
+            CommitRefused: not a member any more, a rebalance is under way, the broker is away.
+        """
+
+    def pause(self) -> None:
+        """Let `poll` bring nothing of the partitions of now."""
+
+    def resume(self) -> None:
+        """End the pause."""
+
+    def lag(self) -> int:
+        """Count the messages that wait behind what was read, as far as known."""
+
+    def close(self) -> None:
+        """Leave the group, within a bounded time. Harmless twice."""
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
+    """Notes what is lost. It runs on the thread that also heartbeats: it must not work there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._revoked: set[Partition] = set()
+
+    def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        with self._lock:
+            self._revoked.update((part.topic, part.partition) for part in revoked)
+
+    def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
+        """Say the same: the loop flushes nothing of what is gone, whichever way it went."""
+        self.on_partitions_revoked(lost)
+
+    def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        pass
+
+    def take(self) -> set[Partition]:
+        with self._lock:
+            revoked, self._revoked = self._revoked, set()
+        return revoked
+
+
+class KafkaSource:
+    """kafka-python's consumer, without its deserializers and without automatic commits.
+
+    Args:
+        topics: At least one; those that do not exist yet are found within a minute.
+        group: The consumer group.
+        max_poll_interval: See `ConsumerOptions`.
+        commit_timeout: Bound of a commit, and of leaving the group.
+
+    Raises:
+        KafkaError: the broker is away.
+    """
+
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: list[str],
+        topics: tuple[str, ...],
+        group: str,
+        max_poll_interval: timedelta,
+        commit_timeout: timedelta = timedelta(seconds=3),
+    ) -> None:
+        self._commit_timeout_ms = commit_timeout // timedelta(milliseconds=1)
+        self._next: dict[Partition, int] = {}
+        self._consumer = KafkaConsumer(
+            bootstrap_servers=bootstrap_servers,
+            client_id=f"pinactivity-{group}",
+            group_id=group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            allow_auto_create_topics=False,
+            max_poll_interval_ms=max_poll_interval // timedelta(milliseconds=1),
+            metadata_max_age_ms=60_000,
+            reconnect_backoff_max_ms=5_000,
+            bootstrap_timeout_ms=5_000,
+        )
+        self._listener = _Listener()
+        self._consumer.subscribe(topics=list(topics), listener=self._listener)
+
+    def poll(self, *, seconds: float, most: int) -> list[RawRecord]:
+        """See `Source`."""
+        polled = self._consumer.poll(timeout_ms=int(seconds * 1000), max_records=most)
+        records = [_raw(record) for batch in polled.values() for record in batch]
+        for record in records:
+            self._next[record.topic, record.partition] = record.offset + 1
+        return records
+
+    def take_revoked(self) -> set[Partition]:
+        """See `Source`."""
+        return self._listener.take()
+
+    def is_rebalance_due(self) -> bool:
+        """See `Source`."""
+        # No public method tells. Without this flush a partition's buffer is dropped and read
+        # again, which is right but slow, and never ends where members come and go all the time.
+        return bool(self._consumer._coordinator.need_rejoin())  # noqa: SLF001
+
+    def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """See `Source`."""
+        try:
+            self._consumer.commit(
+                {
+                    TopicPartition(*partition): OffsetAndMetadata(offset, "", -1)
+                    for partition, offset in offsets.items()
+                },
+                timeout_ms=self._commit_timeout_ms,
+            )
+        except (KafkaError, OSError) as fault:
+            raise CommitRefused from fault
+
+    def pause(self) -> None:
+        """See `Source`. A rebalance forgets pauses, so the loop says it before every poll."""
+        assigned = self._consumer.assignment()
+        if assigned:
+            self._consumer.pause(*assigned)
+
+    def resume(self) -> None:
+        """See `Source`."""
+        paused = self._consumer.paused()
+        if paused:
+            self._consumer.resume(*paused)
+
+    def lag(self) -> int:
+        """See `Source`. From the ends that fetches brought along: costs no request."""
+        waiting = 0
+        for partition in self._consumer.assignment():
+            end = self._consumer.highwater(partition)
+            read = self._next.get((partition.topic, partition.partition))
+            if end is not None and read is not None:
+                waiting += max(end - read, 0)
+        return waiting
+
+    def close(self) -> None:
+        """See `Source`."""
+        with suppress(KafkaError, OSError):
+            self._consumer.close(autocommit=False, timeout_ms=self._commit_timeout_ms)
+
+
+def _raw(record: Any) -> RawRecord:
+    return RawRecord(
+        topic=record.topic,
+        partition=record.partition,
+        offset=record.offset,
+        timestamp=record.timestamp,
+        key=record.key,
+        value=record.value,
+        headers=tuple(record.headers),
+    )

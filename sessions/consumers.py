@@ -1,0 +1,76 @@
+"""Identity's sign-ins, which link a device's session as the front end's call does (A4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from pinactivity.clock import statement_time
+from pinactivity.kafka.consumer import BatchLimits, ConsumerSpec, Entry, Poison, Record, register
+from pinactivity.kafka.payload import Payload
+from pinactivity.kafka.topics import USER_SIGNED_IN
+from pinactivity.metrics import SIGN_INS
+from sessions.errors import SessionNotFound
+from sessions.services import link_session
+
+_SOURCE = "event"
+_FUTURE_TOLERANCE = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SignIn:
+    user_id: UUID
+    anonymous_id: UUID
+    signed_in_at: datetime
+
+
+class SignedInHandler:
+    """Handles `{UserId, AnonymousId?, SignedInAt}`, one transaction a message."""
+
+    def decode(self, record: Record) -> SignIn | None:
+        """Read a sign-in; None without an AnonymousId: it is about no device of ours.
+
+        Raises:
+            Poison: UserId or SignedInAt missing; an id nil or no id; SignedInAt no time.
+        """
+        payload = Payload(record)
+        user_id, signed_in_at = payload.id("UserId"), payload.time("SignedInAt")
+        if not payload.has("AnonymousId"):
+            SIGN_INS.labels(_SOURCE, "NoDevice").inc()
+            return None
+        return SignIn(user_id, payload.id("AnonymousId"), signed_in_at)
+
+    def flush(self, entries: Sequence[Entry[SignIn]]) -> None:
+        """Link; a device without an Active session is skipped and counted, as is a late event.
+
+        Raises:
+            Poison: SignedInAt lies more than an hour ahead of the database's clock.
+        """
+        for entry in entries:
+            sign_in = entry.row
+            if sign_in.signed_in_at > statement_time() + _FUTURE_TOLERANCE:
+                raise Poison("signed-in-at-in-the-future")
+            try:
+                outcome = link_session(
+                    anonymous_id=sign_in.anonymous_id,
+                    user_id=sign_in.user_id,
+                    signed_in_at=sign_in.signed_in_at,
+                ).outcome.value
+            except SessionNotFound:
+                outcome = "NoSession"
+            SIGN_INS.labels(_SOURCE, outcome).inc()
+
+    def close(self) -> None:
+        """Give up nothing."""
+
+
+register(
+    ConsumerSpec(
+        name="signed-in",
+        topics=(USER_SIGNED_IN,),
+        group="user-activity-identity-signed-in",
+        handler=SignedInHandler,
+        limits=BatchLimits(rows=100, age=timedelta(0)),
+        one_by_one=True,
+    )
+)
