@@ -53,6 +53,7 @@ class System:
             "PINACTIVITY_DEVELOPMENT": os.environ.get("PINACTIVITY_DEVELOPMENT", "true"),
             "SECRET_KEY": os.environ.get("SECRET_KEY")
             or _kept_secret(data_dir / "secret-key", length=48),
+            **_keys_of_tokens(data_dir),
             "DJANGO_SUPERUSER_PASSWORD": self.admin_password,
         }
 
@@ -76,6 +77,7 @@ class System:
         )
         self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])
         self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "1", "-n", "relay@%h"])
+        self._spawn("worker-maintenance", [*worker, "-Q", "maintenance", "-c", "1", "-n", "m@%h"])
         self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / "beat-schedule")])
 
     def stop(self) -> None:
@@ -89,7 +91,8 @@ class System:
 
     def write_environment(self) -> None:
         """Leave a file that makes a shell use this stack: `. .data/environment`."""
-        names = [*self._stack.environment, "PINACTIVITY_DEVELOPMENT", "SECRET_KEY"]
+        own = ("PINACTIVITY_DEVELOPMENT", "SECRET_KEY", "JWT_DEVELOPMENT_SECRET")
+        names = [*self._stack.environment, *(name for name in own if name in self._environment)]
         lines = [f"export {name}={shlex.quote(self._environment[name])}\n" for name in names]
         self._environment_file.touch(mode=0o600)
         self._environment_file.write_text("".join(lines))
@@ -221,6 +224,14 @@ def _choose_port(port: int | None) -> int:
         (candidate for candidate in range(WEB_PORT, WEB_PORT + 100) if is_port_free(candidate)),
         find_free_port(set()),
     )
+
+
+def _keys_of_tokens(data_dir: Path) -> dict[str, str]:
+    """Make a secret for `manage.py issue_dev_token`, unless tokens are somebody else's."""
+    given = ("JWT_DEVELOPMENT_SECRET", "JWT_JWKS_URL", "JWT_PUBLIC_KEY")
+    if any(os.environ.get(name) for name in given):
+        return {}
+    return {"JWT_DEVELOPMENT_SECRET": _kept_secret(data_dir / "jwt-secret", length=48)}
 
 
 def _kept_secret(path: Path, *, length: int) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import admin
+from django.core.exceptions import BadRequest
 from django.core.paginator import Paginator
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
@@ -46,6 +47,13 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        if any("\x00" in value for _, values in request.GET.lists() for value in values):
+            raise BadRequest  # PostgreSQL has no such text
+        return super().changelist_view(request, extra_context)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str

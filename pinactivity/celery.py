@@ -5,14 +5,22 @@ their own process.
 """
 
 import os
+import sys
 from typing import Any
 
 import prometheus_client
+import structlog
 from celery import Celery
-from celery.signals import beat_init, setup_logging, worker_init
+from celery.signals import beat_init, setup_logging, task_failure, worker_init
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
+
+try:
+    assert settings.INSTALLED_APPS  # reads the environment
+except ImproperlyConfigured as fault:
+    sys.exit(str(fault))
 
 app = Celery("pinactivity")
 app.config_from_object("django.conf:settings", namespace="CELERY")
@@ -33,3 +41,9 @@ def _start(**_: Any) -> None:
     enforce()
     if settings.METRICS_PORT:
         prometheus_client.start_http_server(settings.METRICS_PORT, addr=settings.METRICS_HOST)
+
+
+@task_failure.connect
+def _log_failure(sender: Any, exception: BaseException, **_: Any) -> None:
+    """Say that a task failed; Celery's own line would quote the exception."""
+    structlog.get_logger(__name__).error("task failed", task=sender.name, exc_info=exception)

@@ -1,6 +1,7 @@
 """The address of the client, as far as it can be trusted (design, section 13)."""
 
 import ipaddress
+from functools import lru_cache
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -20,6 +21,7 @@ def client_ip(request: HttpRequest) -> str | None:
     return parse_address(address)
 
 
+@lru_cache(maxsize=10_000)
 def parse_address(text: str) -> str | None:
     """Read an address as proxies write it: perhaps with a port, in brackets, with a zone."""
     text = text.strip()

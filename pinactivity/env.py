@@ -50,10 +50,19 @@ class Environment(FileAwareEnv):
         self._faults.setdefault(name, []).append(message)
 
     @overload
-    def time_span(self, name: str, default: timedelta) -> timedelta: ...
+    def time_span(
+        self, name: str, default: timedelta, *, least: timedelta = ..., most: timedelta = ...
+    ) -> timedelta: ...
     @overload
     def time_span(self, name: str, default: None = None) -> timedelta | None: ...
-    def time_span(self, name: str, default: timedelta | None = None) -> timedelta | None:
+    def time_span(
+        self,
+        name: str,
+        default: timedelta | None = None,
+        *,
+        least: timedelta = timedelta(0),
+        most: timedelta = timedelta.max,
+    ) -> timedelta | None:
         """Read `hh:mm:ss` or `d.hh:mm:ss`; a fault keeps the default so that reading goes on."""
         text = self.str(name, default=None)
         if text is None:
@@ -63,7 +72,11 @@ class Environment(FileAwareEnv):
             self.fault(name, "Must be a time span, hh:mm:ss or d.hh:mm:ss.")
             return default
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        value = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        if not least <= value <= most:
+            self.fault(name, f"Must be from {least} to {most}.")
+            return default
+        return value
 
     def integer(self, name: str, default: int, *, least: int, most: int) -> int:
         """Read a whole number within bounds; a fault keeps the default."""

@@ -7,6 +7,7 @@ from uuid import UUID
 from rest_framework import serializers
 
 from pinactivity.clock import iso_utc
+from pinactivity.errors import ValidationFailed
 from pinactivity.ids import parse_id
 
 
@@ -25,3 +26,19 @@ class UtcField(serializers.DateTimeField):
 
     def to_representation(self, value: datetime) -> str:
         return iso_utc(value)
+
+
+def read_id(body: object, field: str) -> UUID:
+    """Read one id of a JSON object, without a serializer: for bodies that have nothing else.
+
+    Raises:
+        ValidationFailed: the body is no object, or the field is missing or not an id.
+    """
+    if not isinstance(body, dict):
+        raise ValidationFailed({"body": ["Must be an object."]})
+    if body.get(field) is None:
+        raise ValidationFailed({field: ["This field is required."]})
+    try:
+        return parse_id(body[field])
+    except ValueError as fault:
+        raise ValidationFailed({field: [str(fault)]}) from None

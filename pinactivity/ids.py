@@ -12,7 +12,9 @@ NIL = UUID(int=0)
 _HEX_32 = r"[0-9a-f]{32}"
 _DASHED = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 # The legal spellings: RFC 9562 with dashes, as a URN, in braces (GUID), and bare hex.
-_SPELLING = re.compile(rf"{_HEX_32}|{_DASHED}|\{{{_DASHED}\}}|urn:uuid:{_DASHED}", re.IGNORECASE)
+_SPELLING = re.compile(
+    rf"{_HEX_32}|{_DASHED}|\{{{_DASHED}\}}|urn:uuid:{_DASHED}", re.IGNORECASE | re.ASCII
+)
 
 
 def new_id() -> UUID:
@@ -30,7 +32,7 @@ def parse_id(text: object) -> UUID:
     """
     if not isinstance(text, str) or len(text) > 45 or not _SPELLING.fullmatch(text):
         raise ValueError("Must be a UUID.")
-    value = UUID(text)
+    value = UUID(text.lower())  # UUID() knows a URN in lower case only
     if value == NIL:
         raise ValueError("Must not be the nil UUID.")
     return value

@@ -8,6 +8,7 @@ errors, SQLSTATE and constraint (design, section 13).
 import logging.config
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -29,6 +30,22 @@ def _replace_exception_text(
         frames = traceback.extract_tb(info[2])[-8:]
         event["frames"] = [f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames]
     return event
+
+
+class NameExceptions(logging.Filter):
+    """Put the class in the place of every exception among a line's arguments."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, Mapping):
+            record.args = {name: _named(value) for name, value in record.args.items()}
+        elif record.args:
+            record.args = tuple(map(_named, record.args))
+        record.msg = _named(record.msg)
+        return True
+
+
+def _named(value: Any) -> Any:
+    return type(value).__qualname__ if isinstance(value, BaseException) else value
 
 
 _SHARED: list[structlog.typing.Processor] = [
@@ -60,13 +77,20 @@ def logging_config(*, level: str, readable: bool) -> dict[str, Any]:
                 ],
             }
         },
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structlog"}},
+        "filters": {"name_exceptions": {"()": NameExceptions}},
+        "handlers": {
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "formatter": "structlog",
+                "filters": ["name_exceptions"],
+            }
+        },
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
             # Their INFO lines say every poll and every task; ours say what came of it.
             "kafka": {"level": "WARNING"},
             "kafka.coordinator": {"level": "ERROR"},  # warns that a reader without group has none
-            "celery.app.trace": {"level": "WARNING"},
+            "celery.app.trace": {"level": "CRITICAL"},  # quotes exceptions; see celery.py
             "celery.worker.strategy": {"level": "WARNING"},
             "celery.beat": {"level": "WARNING"},
             "django.request": {"level": "ERROR"},

@@ -1,5 +1,7 @@
 """Every metric of the service: name, kind and meaning, declared once (design, section 15)."""
 
+from dataclasses import dataclass
+
 from prometheus_client import Counter, Gauge, Histogram
 
 SESSIONS_STARTED = Counter(
@@ -53,4 +55,58 @@ OUTBOX_PUBLISH_LATENCY = Histogram(
     "outbox_publish_latency_seconds",
     "From the enqueuing transaction's statement to Kafka's acknowledgement.",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 3600),
+)
+
+# -- consumers -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerMetrics:
+    """What the consumers' loop feeds; a specification that has names of its own declares them."""
+
+    batch_size: Histogram
+    """Labelled by group, as all of them."""
+    retries: Counter
+    dead_lettered: Counter
+    """By group and reason."""
+    oldest_unstored: Gauge
+
+
+CONSUMER = ConsumerMetrics(
+    batch_size=Histogram(
+        "kafka_consumer_batch_size",
+        "Rows that a flush wrote.",
+        ["group"],
+        buckets=(1, 10, 50, 100, 250, 500, 750, 1000, 10_000),
+    ),
+    retries=Counter(
+        "kafka_consumer_retries_total", "Times that a batch was kept for a retry.", ["group"]
+    ),
+    dead_lettered=Counter(
+        "kafka_consumer_dead_lettered_total",
+        "Messages that the dead-letter topic acknowledged, by reason.",
+        ["group", "reason"],
+    ),
+    oldest_unstored=Gauge(
+        "kafka_consumer_oldest_unstored_seconds",
+        "Age by header CreatedAt of the oldest message read but not committed, else 0.",
+        ["group"],
+    ),
+)
+CONSUMER_CONSUMED = Counter(
+    "kafka_consumer_consumed_total", "Messages read, those read again included.", ["group"]
+)
+CONSUMER_TOMBSTONES = Counter(
+    "kafka_consumer_tombstones_total", "Messages without a value, which are skipped.", ["group"]
+)
+CONSUMER_FLUSH_SECONDS = Histogram(
+    "kafka_consumer_flush_seconds",
+    "Time that the handler took to write a batch, or to fail at it.",
+    ["group"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60),
+)
+CONSUMER_LAG = Gauge(
+    "kafka_consumer_lag",
+    "Messages that wait in the partitions of this process behind what it has read.",
+    ["group"],
 )

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from django.core.exceptions import RequestDataTooBig
 from django.db import Error
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from rest_framework import exceptions
 
 from pinactivity.errors import (
@@ -81,7 +81,7 @@ def answer(
     return response
 
 
-def answer_exception(  # noqa: C901, PLR0911 - a table of answers
+def answer_exception(  # noqa: C901, PLR0911, PLR0912 - a table of answers
     fault: Exception, context: Mapping[str, Any]
 ) -> HttpResponse:
     """Answer an exception of a view; Django REST's EXCEPTION_HANDLER."""
@@ -103,6 +103,8 @@ def answer_exception(  # noqa: C901, PLR0911 - a table of answers
             return answer("VALIDATION_FAILED", errors=_flatten(fault.detail))
         case exceptions.ParseError():
             return answer("VALIDATION_FAILED", errors={"body": [str(fault.detail)]})
+        case Http404():
+            return answer("NOT_FOUND")
         case exceptions.MethodNotAllowed():
             allowed = ", ".join(context["view"].allowed_methods)
             return answer("METHOD_NOT_ALLOWED", headers={"Allow": allowed})

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from celery.schedules import BaseSchedule, crontab, schedule
+from environs import validate
 from kombu import Queue
 
 from outbox.options import OutboxOptions
 from pinactivity.env import Environment
+from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.logging import logging_config
 from pinactivity.options import RateLimitOptions
 from sessions.options import ActivityCloserOptions
@@ -21,6 +23,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 
 env = Environment()
 REQUIRED: Any = ...  # environs' own sign for "no default"
+FILLED = validate.Length(min=1, error="Must not be empty.")
 
 # -- what kind of process this is ----------------------------------------------------------
 
@@ -29,15 +32,19 @@ DEBUG = False  # an error page with settings and SQL is no answer, in developmen
 SECRET_KEY = env.str(
     "SECRET_KEY",
     default="development-only-0123456789-abcdefghijklmnopqrstuvwxyz" if DEVELOPMENT else REQUIRED,
+    validate=FILLED,
 )
 ALLOWED_HOSTS = env.list(
-    "ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"] if DEVELOPMENT else REQUIRED
+    "ALLOWED_HOSTS",
+    default=["localhost", "127.0.0.1", "[::1]"] if DEVELOPMENT else REQUIRED,
+    validate=FILLED,
 )
 CSRF_TRUSTED_ORIGINS: list[str] = env.list("CSRF_TRUSTED_ORIGINS", default=[])
 TRUSTED_PROXY_COUNT = env.integer("TRUSTED_PROXY_COUNT", 0, least=0, most=10)
 METRICS_HOST = env.str("METRICS_HOST", default="127.0.0.1")
 METRICS_PORT = env.integer("METRICS_PORT", 0, least=0, most=65_535)
-"""Port on which a Celery process serves /metrics; 0 serves none. The web has its own path."""
+"""Port on which a Celery process or a consumer serves /metrics; 0 serves none. The web has its
+own path. A consumer serves /healthz there too."""
 OTLP_ENDPOINT = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", default="")
 
 # -- the service's own options -------------------------------------------------------------
@@ -90,14 +97,21 @@ if JWT_JWKS_URL and not JWT_JWKS_URL.startswith("https://" if not DEVELOPMENT el
 # -- PostgreSQL: it alone decides ----------------------------------------------------------
 
 DATABASE_SCHEMA = "user_activity"
+
+
+def _wait(name: str, default: timedelta) -> timedelta:
+    """Read a time-out of PostgreSQL's: 0 would mean none, and it counts milliseconds in 32 bits."""
+    return env.time_span(name, default, least=timedelta(seconds=1), most=timedelta(days=1))
+
+
 DATABASES = {
     "default": env.database(
         "DATABASE_URL",
         session={
             "search_path": f"{DATABASE_SCHEMA},public",
-            "lock_timeout": env.time_span("DATABASE_LOCK_TIMEOUT", timedelta(seconds=5)),
-            "statement_timeout": env.time_span("DATABASE_STATEMENT_TIMEOUT", timedelta(seconds=30)),
-            "idle_in_transaction_session_timeout": env.time_span(
+            "lock_timeout": _wait("DATABASE_LOCK_TIMEOUT", timedelta(seconds=5)),
+            "statement_timeout": _wait("DATABASE_STATEMENT_TIMEOUT", timedelta(seconds=30)),
+            "idle_in_transaction_session_timeout": _wait(
                 "DATABASE_IDLE_IN_TRANSACTION_TIMEOUT", timedelta(minutes=1)
             ),
         },
@@ -107,14 +121,23 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # -- Kafka ---------------------------------------------------------------------------------
 
-KAFKA_BOOTSTRAP_SERVERS: list[str] = env.list("KAFKA_BOOTSTRAP_SERVERS")
+KAFKA_BOOTSTRAP_SERVERS: list[str] = env.list("KAFKA_BOOTSTRAP_SERVERS", validate=FILLED)
 KAFKA_TOPIC_PARTITIONS = env.integer("KAFKA_TOPIC_PARTITIONS", 6, least=1, most=1000)
 KAFKA_TOPIC_REPLICATION = env.integer("KAFKA_TOPIC_REPLICATION", 1, least=1, most=10)
-KAFKA_TOPIC_RETENTION = env.time_span("KAFKA_TOPIC_RETENTION", timedelta(days=30))
+KAFKA_TOPIC_RETENTION = env.time_span(
+    "KAFKA_TOPIC_RETENTION", timedelta(days=30), least=timedelta(days=30)
+)
+
+CONSUMER = env.options(
+    "CONSUMER",
+    ConsumerOptions,
+    poison_limit=env.int("CONSUMER_POISON_LIMIT", default=None),
+    max_poll_interval=env.time_span("CONSUMER_MAX_POLL_INTERVAL"),
+)
 
 # -- Celery: Redis is its broker and nothing else ------------------------------------------
 
-CELERY_BROKER_URL = env.str("REDIS_URL")
+CELERY_BROKER_URL = env.str("REDIS_URL", validate=FILLED)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = False  # the next tick is the retry

@@ -6,10 +6,12 @@ and lets NUL and lone surrogates pass, which PostgreSQL's text does not.
 
 import json
 import math
+import re
 from typing import Any
 
 MAX_DEPTH = 32
 _MAX_INTEGER = 2**63 - 1
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class InvalidJSON(ValueError):
@@ -72,7 +74,7 @@ def _walk(value: Any, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise InvalidJSON("Is nested too deep.")
     if isinstance(value, str):
-        if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        if _UNSTORABLE.search(value):
             raise InvalidJSON("Has a NUL or a lone surrogate in a string.")
     elif isinstance(value, dict):
         for key, part in value.items():

@@ -4,7 +4,7 @@ Spans are OpenTelemetry's. Without an endpoint nothing is sampled or sent, but i
 made, so that every event carries a `traceparent` (design, section 8).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from uuid import UUID
@@ -13,6 +13,7 @@ import structlog
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from opentelemetry import context, trace
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -49,6 +50,59 @@ def correlate(correlation_id: UUID) -> Iterator[None]:
             yield
     finally:
         _correlation_id.reset(token)
+
+
+@contextmanager
+def continued_span(
+    name: str, headers: Mapping[str, str], attributes: Mapping[str, str | int]
+) -> Iterator[Context]:
+    """Work inside a span that continues the trace of a message's `traceparent`.
+
+    Yields:
+        The context with the span in it, for spans that follow from it.
+    """
+    with _span(name, parent=_propagator.extract(headers), attributes=attributes):
+        yield context.get_current()
+
+
+@contextmanager
+def gathering_span(
+    name: str, sources: Sequence[Context], attributes: Mapping[str, str | int]
+) -> Iterator[None]:
+    """Work inside a span that several traces flow into: the child of one, linked to many."""
+    links = [trace.Link(trace.get_current_span(source).get_span_context()) for source in sources]
+    if len(links) == 1:
+        with _span(name, parent=sources[0], attributes=attributes):
+            yield
+    else:
+        with _span(name, parent=None, attributes=attributes, links=links):
+            yield
+
+
+@contextmanager
+def _span(
+    name: str,
+    *,
+    parent: Context | None,
+    attributes: Mapping[str, str | int],
+    links: Sequence[trace.Link] = (),
+) -> Iterator[None]:
+    """Open a span that records of an exception its class only: the text may quote a row."""
+    with tracer.start_as_current_span(
+        name,
+        context=parent,
+        kind=trace.SpanKind.CONSUMER,
+        attributes=dict(attributes),
+        links=links,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        try:
+            yield
+        except Exception as fault:
+            span.set_attribute("error.type", type(fault).__qualname__)
+            span.set_status(trace.StatusCode.ERROR)
+            raise
 
 
 def correlation_id() -> UUID:

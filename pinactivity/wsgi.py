@@ -1,13 +1,18 @@
 """The WSGI application; refuses to start where the checks find a fault."""
 
 import os
+import sys
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.wsgi import get_wsgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
 
-application = get_wsgi_application()
+try:
+    application = get_wsgi_application()
+except ImproperlyConfigured as fault:
+    sys.exit(str(fault))
 
-from pinactivity.checks import enforce  # noqa: E402 - needs the apps
+from pinactivity.checks import enforce
 
 enforce()

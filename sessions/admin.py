@@ -52,6 +52,11 @@ class SessionAdmin(ReadOnlyAdmin):
             return (*self.fields[:-2], ("ip_address", "user_agent"), *self.fields[-2:])
         return self.fields
 
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
+        """Refuse to filter by what may not be seen: `?ip_address__startswith=` would tell it."""
+        hidden = lookup.split("__", maxsplit=1)[0] in {"ip_address", "user_agent"}
+        return not hidden and super().lookup_allowed(lookup, value, request)
+
     @admin.display(description="Views")
     def path(self, session: Session) -> SafeString:
         """The visitor's path: the session's views in the order of opening."""
@@ -86,7 +91,10 @@ class SessionAdmin(ReadOnlyAdmin):
                     event.key,
                     event.delivery,
                 )
-                for event in events_of([session.id, *view_ids], limit=_SHOWN)
+                for event in (
+                    *events_of(view_ids, limit=_SHOWN),
+                    *events_of([session.id], limit=_SHOWN),  # apart: never cut off by views
+                )
             ),
         )
 

@@ -7,6 +7,7 @@ from rest_framework.views import APIView
 
 from pinactivity.auth import optional_user, required_actor
 from pinactivity.client_ip import client_ip
+from pinactivity.fields import read_id
 from pinactivity.metrics import SIGN_INS
 from pinactivity.openapi import BEARER, BODY_PROBLEMS, PAGING, device_id, problems
 from pinactivity.pages import parse_page
@@ -80,11 +81,10 @@ class SessionHeartbeatView(APIView):
         """Extend the device's session, or restart it."""
         anonymous_id = required_anonymous_id(request)
         device = calling_device(request)
-        body = HeartbeatRequest(data=request.data)
-        body.is_valid(raise_exception=True)
+        session_id = read_id(request.data, "SessionId")
         beats.count(anonymous_id)
         beat = beat_session(
-            session_id=body.validated_data["SessionId"],
+            session_id=session_id,
             anonymous_id=anonymous_id,
             user_id=optional_user(request),
             device=device,

@@ -130,7 +130,12 @@ class ActivityCloser:
         run: _Run | None = None
         backlog: int | None = None
         failures = 0
-        with correlate(run_id), tracer.start_as_current_span("activity-closer run") as span:
+        with (
+            correlate(run_id),
+            tracer.start_as_current_span(
+                "activity-closer run", record_exception=False, set_status_on_exception=False
+            ) as span,
+        ):
             span.set_attribute("jobRunId", str(run_id))
             try:
                 with self._admitted(live=now is None), _bounded_lock_waits():
@@ -290,7 +295,9 @@ class ActivityCloser:
             due = due.filter(last_activity_at__gte=since)
         if row_id is not None:
             due = due.filter(id=row_id)
-        with tracer.start_as_current_span("activity-closer transaction") as span:
+        with tracer.start_as_current_span(
+            "activity-closer transaction", record_exception=False, set_status_on_exception=False
+        ) as span:
             with transaction.atomic():
                 claimed.extend(
                     due.select_for_update(no_key=True, skip_locked=True).values_list(

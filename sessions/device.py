@@ -26,7 +26,16 @@ class Device:
     device_type: DeviceType
 
 
-_DESKTOP_SYSTEMS = ("Windows", "Mac OS X", "Linux", "Ubuntu", "Fedora", "Debian", "Chrome OS")
+_DESKTOP_SYSTEMS = (
+    "Windows",
+    "Mac OS X",
+    "Linux",
+    "Ubuntu",
+    "Fedora",
+    "Debian",
+    "Chrome OS",
+    "FreeBSD",
+)
 _PHONES = ("iPhone", "iPod", "Windows Phone", "BlackBerry", "Opera Mini", "Generic Smartphone")
 
 
@@ -56,7 +65,7 @@ def _named(family: str, major: str | None) -> str:
 def _classify(user_agent: str, family: str, system: str) -> DeviceType:
     if family == "Spider":
         return DeviceType.BOT
-    if "iPad" in family or "Tablet" in user_agent or "Kindle" in family:
+    if "iPad" in family or "Tablet" in user_agent.replace("Tablet PC", "") or "Kindle" in family:
         return DeviceType.TABLET
     if system == "Android":
         # Google's own rule: a phone says Mobile, a tablet does not.

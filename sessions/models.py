@@ -74,7 +74,7 @@ class SessionQuerySet(models.QuerySet["Session"]):
             The session, or None when no row matched: closed, abandoned, unknown or foreign.
         """
         return _touch(
-            _EXTEND,
+            EXTEND_STATEMENT,
             session_id=session_id,
             anonymous_id=anonymous_id,
             abandoned_after=abandoned_after,
@@ -232,7 +232,7 @@ _RETURNING = (
     f" greatest({_NOW}, sessions.created_at)"
 )
 
-_EXTEND = f"""
+EXTEND_STATEMENT = f"""
     UPDATE sessions SET last_activity_at = {_FORWARD}
     WHERE id = %(session_id)s AND anonymous_id = %(anonymous_id)s
       AND status = 'Active' AND {_ALIVE}

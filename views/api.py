@@ -1,5 +1,6 @@
 """The views API: parse, call one service, present."""
 
+from django.http import Http404
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
@@ -7,7 +8,6 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from pinactivity.auth import optional_user
-from pinactivity.errors import ValidationFailed
 from pinactivity.ids import parse_id
 from pinactivity.openapi import BODY_PROBLEMS, device_id, problems
 from pinactivity.request_headers import required_anonymous_id
@@ -71,7 +71,7 @@ class PropertyObjectViewHeartbeatView(APIView):
         request=None,
         responses={
             200: ViewHeartbeatResponse,
-            **problems("VALIDATION_FAILED", "USER_ACTIVITY_ANONYMOUS_ID_REQUIRED", "RATE_LIMITED"),
+            **problems("USER_ACTIVITY_ANONYMOUS_ID_REQUIRED", "NOT_FOUND", "RATE_LIMITED"),
         },
     )
     def put(self, request: Request, view_id: str) -> Response:
@@ -79,7 +79,7 @@ class PropertyObjectViewHeartbeatView(APIView):
         anonymous_id = required_anonymous_id(request)
         try:
             identified = parse_id(view_id)
-        except ValueError as fault:
-            raise ValidationFailed({"id": [str(fault)]}) from None
+        except ValueError:
+            raise Http404 from None
         beats.count((anonymous_id, identified))
         return Response({"Accepted": beat_view(view_id=identified, anonymous_id=anonymous_id)})

@@ -19,7 +19,7 @@ from kafka.errors import (
 @dataclass(frozen=True, slots=True)
 class Message:
     topic: str
-    key: bytes
+    key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
 
@@ -63,10 +63,21 @@ class KafkaPublisher:
     Args:
         bootstrap_servers: host:port each.
         delivery_timeout: Bound of one `publish`, and of `close`.
+        client_id: What the broker's logs call it.
+        most_bytes: Of one message; more is the message's fault.
     """
 
-    def __init__(self, *, bootstrap_servers: list[str], delivery_timeout: timedelta) -> None:
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: list[str],
+        delivery_timeout: timedelta,
+        client_id: str = "pinactivity-relay",
+        most_bytes: int = 1024 * 1024,
+    ) -> None:
         self._bootstrap_servers = bootstrap_servers
+        self._client_id = client_id
+        self._most_bytes = most_bytes
         self._timeout = delivery_timeout.total_seconds()
         self._producer: KafkaProducer | None = None
 
@@ -114,12 +125,13 @@ class KafkaPublisher:
             milliseconds = int(self._timeout * 1000)
             self._producer = KafkaProducer(
                 bootstrap_servers=self._bootstrap_servers,
-                client_id="pinactivity-relay",
+                client_id=self._client_id,
                 acks="all",
                 enable_idempotence=True,
                 allow_auto_create_topics=False,
                 linger_ms=5,
                 batch_size=128 * 1024,
+                max_request_size=self._most_bytes,
                 bootstrap_timeout_ms=milliseconds,
                 max_block_ms=milliseconds // 2,
                 request_timeout_ms=milliseconds // 2,

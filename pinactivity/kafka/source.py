@@ -134,7 +134,7 @@ class KafkaSource:
     def poll(self, *, seconds: float, most: int) -> list[RawRecord]:
         """See `Source`."""
         polled = self._consumer.poll(timeout_ms=int(seconds * 1000), max_records=most)
-        records = [_raw(record) for batch in polled.values() for record in batch]
+        records = [to_raw(record) for batch in polled.values() for record in batch]
         for record in records:
             self._next[record.topic, record.partition] = record.offset + 1
         return records
@@ -190,7 +190,7 @@ class KafkaSource:
             self._consumer.close(autocommit=False, timeout_ms=self._commit_timeout_ms)
 
 
-def _raw(record: Any) -> RawRecord:
+def to_raw(record: Any) -> RawRecord:
     return RawRecord(
         topic=record.topic,
         partition=record.partition,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Protocol
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient
@@ -20,6 +21,33 @@ TOPICS = (
     USER_SIGNED_IN,
     PROPERTY_OBJECT_CHANGED,
 )
+
+_DEAD_LETTERS = ".dlq"
+MAX_DEAD_LETTER_BYTES = 8 * 1024 * 1024
+"""More than a broker's limit of a message: a dead letter is the message and five headers."""
+
+
+class Subscription(Protocol):
+    """What a consumer reads."""
+
+    @property
+    def topics(self) -> tuple[str, ...]: ...
+    @property
+    def group(self) -> str: ...
+
+
+def dead_letter_topic(topic: str, group: str) -> str:
+    """Name the topic that gets what a group cannot handle of a topic."""
+    return f"{topic}.{group}{_DEAD_LETTERS}"
+
+
+def dead_letter_topics(consumers: Iterable[Subscription]) -> tuple[str, ...]:
+    """Name the dead-letter topics of consumers, in order."""
+    return tuple(
+        dead_letter_topic(topic, consumer.group)
+        for consumer in consumers
+        for topic in consumer.topics
+    )
 
 
 def create_topics(
@@ -45,7 +73,7 @@ def create_topics(
             name: {
                 "num_partitions": partitions,
                 "replication_factor": replication,
-                "configs": {"retention.ms": str(retention // timedelta(milliseconds=1))},
+                "configs": _configure(name, retention),
             }
             for name in names
             if name not in existing
@@ -63,6 +91,13 @@ def create_topics(
         return created
     finally:
         admin.close()
+
+
+def _configure(name: str, retention: timedelta) -> dict[str, str]:
+    configs = {"retention.ms": str(retention // timedelta(milliseconds=1))}
+    if name.endswith(_DEAD_LETTERS):
+        configs["max.message.bytes"] = str(MAX_DEAD_LETTER_BYTES)
+    return configs
 
 
 def count_messages(names: Iterable[str], *, bootstrap_servers: list[str]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import json
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import connection
@@ -15,8 +16,9 @@ from sessions.closer import ActivityCloser, ActivityCloserResult
 from sessions.lifecycle import RunOutcome
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
+from sessions.services import beat_session
 from tests.concurrency import Background, run_together
-from tests.factories import MINUTE, make_session, make_view, silent_session
+from tests.factories import DEVICE, MINUTE, make_session, make_view, silent_session
 from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,7 +47,7 @@ def test_empty_batch_is_a_success_without_events() -> None:
     assert not OutboxMessage.objects.exists()
 
 
-def test_expired_session_closes_with_all_its_views_and_events_inv_ses_005_inv_lv_007() -> None:
+def test_expired_session_closes_with_all_its_views_and_events_inv_ses_005_inv_lv_007_ac5() -> None:
     user_id = new_id()
     session = silent_session(minutes=13, user_id=user_id)
     views = [
@@ -116,7 +118,7 @@ def test_hanging_view_in_a_live_session_closes_alone_inv_lv_004() -> None:
     assert [event["PropertyObjectViewId"] for event in events(VIEW_ENDED)] == [str(hanging.id)]
 
 
-def test_second_run_closes_nothing_and_repeats_no_event() -> None:
+def test_second_run_closes_nothing_and_repeats_no_event_ac5() -> None:
     for _ in range(3):
         silent_session(minutes=20, views=2)
     close_inactive()
@@ -413,7 +415,46 @@ def test_events_carry_the_run_as_correlation_and_the_rows_version() -> None:
     }
 
 
-def test_closing_waits_for_a_beat_under_way_and_then_leaves_the_row_c3() -> None:
+def test_beats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6() -> None:
+    """Either the beat came first and the session lives, or the closer did and it restarted."""
+    sessions = [silent_session(minutes=12, views=1) for _ in range(60)]
+
+    def beat_all() -> list[tuple[UUID, bool]]:
+        return [
+            (beat.session.session_id, beat.restarted)
+            for beat in (
+                beat_session(
+                    session_id=session.id,
+                    anonymous_id=session.anonymous_id,
+                    user_id=None,
+                    device=DEVICE,
+                )
+                for session in sessions
+            )
+        ]
+
+    def close_all() -> list[tuple[UUID, bool]]:
+        close_inactive(sessions_per_transaction=1)
+        return []
+
+    beats, *_ = run_together([beat_all, close_all, close_all])
+
+    restarted = 0
+    for session, (session_id, was_restarted) in zip(sessions, beats, strict=True):
+        row = Session.objects.get(id=session.id)
+        active = Session.objects.get(anonymous_id=session.anonymous_id, status="Active")
+        assert active.id == session_id
+        if was_restarted:
+            assert (row.status, row.duration) == ("Inactive", 5 * MINUTE)
+            assert session_id != session.id
+            restarted += 1
+        else:
+            assert (row.status, session_id) == ("Active", session.id)
+            assert row.last_activity_at > session.last_activity_at
+    assert len(events(SESSION_ENDED)) == restarted
+
+
+def test_closing_skips_a_beat_under_way_and_then_leaves_the_row_c3_ac9() -> None:
     """The beat holds the row uncommitted: the closer skips it, and finds it alive afterwards."""
     session = silent_session(minutes=12.5)
     beating = connection.copy()

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-import psutil  # type: ignore[import-untyped]  # its types are a package of their own
+import psutil
 import psycopg
 import pytest
 from django.db import connection

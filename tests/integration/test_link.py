@@ -20,6 +20,7 @@ from tests.concurrency import Background, run_together
 from tests.factories import DEVICE, MINUTE, make_session, make_view, silent_session
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
+from views.selectors import views_of_user
 from views.services import beat_view, open_view
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -93,6 +94,18 @@ def test_another_user_switches_the_device_ac4_a3() -> None:
     assert new.created_at >= old.ended_at
     for column in Session.DEVICE_COLUMNS:
         assert getattr(new, column) == getattr(old, column)
+
+
+def test_guest_views_before_the_sign_in_are_in_the_users_history_ac7() -> None:
+    session = make_session()
+    before = make_view(session=session)
+    other = make_view()
+    link(session, A)
+
+    assert [view.id for view in views_of_user(A)] == [before.id]
+    assert PropertyObjectView.objects.get(id=before.id).user_id is None
+    assert not views_of_user(B).exists()
+    assert other.session.user_id is None
 
 
 def test_switch_ends_the_first_users_session_before_the_seconds_begins_c10() -> None:

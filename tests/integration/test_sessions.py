@@ -40,7 +40,7 @@ def beat(session: Session, **arguments: object) -> tuple[UUID, bool]:
     return heartbeat.session.session_id, heartbeat.restarted
 
 
-def test_first_start_makes_an_active_session_with_times_of_the_database() -> None:
+def test_first_start_makes_an_active_session_with_times_of_the_database_ac1() -> None:
     started = start()
 
     session = Session.objects.get()
@@ -52,7 +52,7 @@ def test_first_start_makes_an_active_session_with_times_of_the_database() -> Non
     assert (session.browser, session.ip_address) == (DEVICE.browser, DEVICE.ip_address)
 
 
-def test_second_start_restores_and_extends_inv_ses_001(now: datetime) -> None:
+def test_second_start_restores_and_extends_inv_ses_001_ac1_a1(now: datetime) -> None:
     first = start(now=now)
     second = start(first.session.anonymous_id, now=now + 3 * MINUTE)
 
@@ -94,7 +94,7 @@ def test_50_parallel_first_starts_give_one_session_and_no_error_in_the_log_c1(
     assert postgres_log() == []
 
 
-def test_heartbeat_extends_in_one_statement_inv_ses_003(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
+def test_heartbeat_extends_in_one_statement_inv_ses_003_ac2(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
     session = make_session(silent=2 * MINUTE)
 
     with count_statements() as statements:

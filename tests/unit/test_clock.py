@@ -8,7 +8,7 @@ import pytest
 import time_machine
 from django.db import connection, transaction
 
-from pinactivity.clock import iso_utc, time_expression, statement_time
+from pinactivity.clock import iso_utc, statement_time, time_expression
 from sessions.models import Session
 from tests.factories import make_session
 
@@ -59,7 +59,10 @@ def test_expression_is_the_statements_time_and_not_the_transactions() -> None:
 @pytest.mark.django_db
 def test_expression_of_a_given_time_is_that_time() -> None:
     make_session()
-    assert Session.objects.annotate(at=time_expression(GIVEN)).values_list("at", flat=True).get() == GIVEN
+    assert (
+        Session.objects.annotate(at=time_expression(GIVEN)).values_list("at", flat=True).get()
+        == GIVEN
+    )
 
 
 @pytest.mark.parametrize(

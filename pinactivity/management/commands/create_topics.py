@@ -6,16 +6,18 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from kafka.errors import KafkaError
 
-from pinactivity.kafka.topics import TOPICS, create_topics
+from pinactivity.kafka.consumer import registered_consumers
+from pinactivity.kafka.topics import TOPICS, create_topics, dead_letter_topics
 
 
 class Command(BaseCommand):
-    help = "Create the Kafka topics that do not exist yet: ours, identity's and catalog's."
+    help = "Create the Kafka topics that do not exist yet: ours, our neighbours', dead letters'."
 
     def handle(self, *args: Any, **options: Any) -> None:
+        wanted = (*TOPICS, *dead_letter_topics(registered_consumers().values()))
         try:
             created = create_topics(
-                TOPICS,
+                wanted,
                 bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
                 partitions=settings.KAFKA_TOPIC_PARTITIONS,
                 replication=settings.KAFKA_TOPIC_REPLICATION,
@@ -25,4 +27,4 @@ class Command(BaseCommand):
             raise CommandError(f"Kafka refused: {type(fault).__name__}") from fault
         for name in created:
             self.stdout.write(f"created {name}")
-        self.stdout.write(f"{len(created)} created, {len(TOPICS) - len(created)} existed")
+        self.stdout.write(f"{len(created)} created, {len(wanted) - len(created)} existed")

@@ -45,6 +45,11 @@ class Command(BaseCommand):
             "--if-new", action="store_true", help="Do nothing if the first device is known already."
         )
 
+    def get_check_kwargs(self, options: dict[str, Any]) -> Any:
+        """Check the database too: its isolation level (checks.py)."""
+        kwargs: dict[Any, Any] = super().get_check_kwargs(options)
+        return {**kwargs, "databases": ["default"]}
+
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             visits = read_visits(options["file"])

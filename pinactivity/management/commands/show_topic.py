@@ -1,14 +1,15 @@
 """manage.py show_topic NAME"""
 
-import json
 from argparse import ArgumentParser
-from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
+
+from pinactivity.kafka.dead_letters import describe_record
+from pinactivity.kafka.source import to_raw
 
 
 class Command(BaseCommand):
@@ -44,28 +45,7 @@ class Command(BaseCommand):
                         continue
                     if printed == limit:
                         return
-                    self.stdout.write(_describe(record))
+                    self.stdout.write(describe_record(to_raw(record)))
                     printed += 1
         finally:
             consumer.close()
-
-
-def _describe(record: Any) -> str:
-    """Write a record; what is not text is written with escapes, never refused."""
-
-    def text(value: bytes | None) -> str | None:
-        return None if value is None else value.decode(errors="backslashreplace")
-
-    value: Any = text(record.value)
-    with suppress(TypeError, ValueError):  # shown as the text it is
-        value = json.loads(value)
-    return json.dumps(
-        {
-            "partition": record.partition,
-            "offset": record.offset,
-            "key": text(record.key),
-            "headers": {name: text(part) for name, part in record.headers},
-            "value": value,
-        },
-        ensure_ascii=False,
-    )

@@ -1,0 +1,312 @@
+"""Doubles of the broker for tests: they pass the same conformance tests as the real one."""
+# ruff: noqa: SLF001 - broker, groups and members are one thing here, under one lock
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from pinactivity.clock import iso_utc
+from pinactivity.ids import new_id
+from pinactivity.kafka.consumer import Record
+from pinactivity.kafka.producer import DeliveryFault, Message
+from pinactivity.kafka.source import CommitRefused, Partition, RawRecord
+
+
+def record(
+    topic: str,
+    value: Mapping[str, Any] | bytes,
+    *,
+    message_id: UUID | None = None,
+    created_at: datetime | None = None,
+    headers: Mapping[str, str] | None = None,
+    partition: int = 0,
+    offset: int = 0,
+) -> Record:
+    """Make a record as the loop gives it to a handler.
+
+    Args:
+        value: A payload, or the bytes as they are.
+        message_id: A new one when None; also the correlation id.
+        created_at: Now when None.
+    """
+    message_id = message_id or new_id()
+    created_at = created_at or datetime.now(UTC)
+    return Record(
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        key=None,
+        value=value if isinstance(value, bytes) else json.dumps(value).encode(),
+        message_id=message_id,
+        created_at=created_at,
+        correlation_id=message_id,
+        headers={
+            "MessageId": str(message_id),
+            "CreatedAt": iso_utc(created_at),
+            "ContractVersion": "1",
+            **(headers or {}),
+        },
+    )
+
+
+def message(
+    topic: str,
+    value: Mapping[str, Any] | bytes,
+    *,
+    key: bytes | None = None,
+    headers: Mapping[str, str | bytes | None] | None = None,
+) -> Message:
+    """Make a message with the headers that every message has; None leaves a header out."""
+    given: dict[str, str | bytes | None] = {
+        "MessageId": str(new_id()),
+        "CreatedAt": iso_utc(datetime.now(UTC)),
+        "ContractVersion": "1",
+        **(headers or {}),
+    }
+    return Message(
+        topic=topic,
+        key=key,
+        value=value if isinstance(value, bytes) else json.dumps(value).encode(),
+        headers=tuple(
+            (name, content if isinstance(content, bytes) else content.encode())
+            for name, content in given.items()
+            if content is not None
+        ),
+    )
+
+
+@dataclass(slots=True)
+class _Group:
+    """A consumer group with eager rebalances: all give up, then all get their share."""
+
+    generation: int = 0
+    settled: int = 0
+    """The last generation that every member had joined: its shares hold."""
+    members: "list[InMemorySource]" = field(default_factory=list)
+    offsets: dict[Partition, int] = field(default_factory=dict)
+
+
+class InMemoryBroker:
+    """Topics and groups in this process, for threads of it.
+
+    Args:
+        clock: Seconds of a clock that never goes back: for evictions.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._topics: dict[str, list[list[RawRecord]]] = {}
+        self._groups: dict[str, _Group] = {}
+        self._refused: set[str] = set()
+
+    def create_topic(self, name: str, *, partitions: int = 6) -> None:
+        """Make a topic; harmless twice."""
+        with self._changed:
+            self._topics.setdefault(name, [[] for _ in range(partitions)])
+
+    def refuse(self, topic: str) -> None:
+        """Acknowledge nothing more of this topic, until `accept`."""
+        self._refused.add(topic)
+
+    def accept(self, topic: str) -> None:
+        """End `refuse`."""
+        self._refused.discard(topic)
+
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+        """See `Publisher`."""
+        return [self.append(each.topic, each.key, each.value, each.headers) for each in messages]
+
+    def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> DeliveryFault | None:
+        """Take one message, a tombstone too; the key decides its partition."""
+        with self._changed:
+            if topic not in self._topics or topic in self._refused:
+                return DeliveryFault("UnknownTopicOrPartitionError", message_at_fault=False)
+            partitions = self._topics[topic]
+            number = zlib.crc32(key) if key else sum(map(len, partitions))
+            number %= len(partitions)
+            partitions[number].append(
+                RawRecord(
+                    topic=topic,
+                    partition=number,
+                    offset=len(partitions[number]),
+                    timestamp=int(time.time() * 1000),
+                    key=key,
+                    value=value,
+                    headers=tuple(headers),
+                )
+            )
+            self._changed.notify_all()
+        return None
+
+    def close(self) -> None:
+        """Do nothing: so the broker itself serves as a publisher."""
+
+    def read(self, topic: str) -> list[RawRecord]:
+        """Return everything in a topic, by partition and offset."""
+        with self._changed:
+            return [record for partition in self._topics[topic] for record in partition]
+
+    def committed(self, group: str) -> dict[Partition, int]:
+        """Return a group's offsets."""
+        with self._changed:
+            return dict(self._group(group).offsets)
+
+    def join(
+        self, topics: tuple[str, ...], group: str, *, max_poll_interval: timedelta
+    ) -> "InMemorySource":
+        """Return a new member; it joins with its first poll, as the real one does."""
+        return InMemorySource(self, topics, group, max_poll_interval.total_seconds())
+
+    def _group(self, name: str) -> _Group:
+        return self._groups.setdefault(name, _Group())
+
+
+class InMemorySource:
+    """A member of a group of an `InMemoryBroker`. See `Source`."""
+
+    def __init__(
+        self, broker: InMemoryBroker, topics: tuple[str, ...], group: str, max_poll_seconds: float
+    ) -> None:
+        self._broker = broker
+        self._topics = topics
+        self._group = broker._group(group)
+        self._changed = broker._changed
+        self._max_poll_seconds = max_poll_seconds
+        self._polled_at = 0.0
+        self._generation = 0
+        self._positions: dict[Partition, int] = {}
+        self._paused: set[Partition] = set()
+        self._revoked: set[Partition] = set()
+        self.evictions = 0
+
+    def poll(self, *, seconds: float, most: int) -> list[RawRecord]:
+        """See `Source`."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                self._polled_at = self._broker._clock()
+                self._evict_silent()
+                self._take_part()
+                records = self._fetch(most)
+                left = deadline - time.monotonic()
+                if records or left <= 0:
+                    return records
+                self._changed.wait(left)
+
+    def take_revoked(self) -> set[Partition]:
+        """See `Source`."""
+        with self._changed:
+            revoked, self._revoked = self._revoked, set()
+            return revoked
+
+    def is_rebalance_due(self) -> bool:
+        """See `Source`."""
+        with self._changed:
+            return self not in self._group.members or self._generation != self._group.generation
+
+    def commit(self, offsets: Mapping[Partition, int]) -> None:
+        """See `Source`. As in Kafka, a member may still commit while a rebalance is called for."""
+        with self._changed:
+            self._evict_silent()
+            if self not in self._group.members or self._generation != self._group.settled:
+                raise CommitRefused
+            self._group.offsets.update(offsets)
+
+    def pause(self) -> None:
+        """See `Source`."""
+        self._paused = set(self._positions)
+
+    def resume(self) -> None:
+        """See `Source`."""
+        self._paused = set()
+
+    def lag(self) -> int:
+        """See `Source`."""
+        with self._changed:
+            return sum(
+                len(self._log(partition)) - position
+                for partition, position in self._positions.items()
+            )
+
+    def close(self) -> None:
+        """See `Source`."""
+        with self._changed:
+            self._leave()
+
+    def vanish(self) -> None:
+        """End as a killed process does: the group notices, this member says nothing."""
+        with self._changed:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self in self._group.members:
+            self._group.members.remove(self)
+            self._call_for_rebalance()
+
+    def _call_for_rebalance(self) -> None:
+        self._group.generation += 1
+        self._changed.notify_all()
+
+    def _evict_silent(self) -> None:
+        now = self._broker._clock()
+        for member in list(self._group.members):
+            if now - member._polled_at > member._max_poll_seconds:
+                member.evictions += 1
+                member._leave()
+
+    def _take_part(self) -> None:
+        """Join, or follow a call for a rebalance; take the share once everybody is there."""
+        group = self._group
+        if self not in group.members:
+            self._give_up()
+            group.members.append(self)
+            self._call_for_rebalance()
+        if self._generation != group.generation:
+            self._give_up()
+            self._generation = group.generation
+        if group.settled != group.generation and all(
+            member._generation == group.generation for member in group.members
+        ):
+            group.settled = group.generation
+            for member in group.members:
+                member._take_share()
+            self._changed.notify_all()
+
+    def _give_up(self) -> None:
+        self._revoked.update(self._positions)
+        self._positions, self._paused = {}, set()
+
+    def _take_share(self) -> None:
+        place, count = self._group.members.index(self), len(self._group.members)
+        self._positions = {
+            (topic, number): self._group.offsets.get((topic, number), 0)
+            for topic in self._topics
+            for number in range(len(self._broker._topics.get(topic, ())))
+            if number % count == place
+        }
+
+    def _fetch(self, most: int) -> list[RawRecord]:
+        records: list[RawRecord] = []
+        for partition in self._positions.keys() - self._paused:
+            start = self._positions[partition]
+            found = self._log(partition)[start : start + most - len(records)]
+            self._positions[partition] = start + len(found)
+            records += found
+        return records
+
+    def _log(self, partition: Partition) -> list[RawRecord]:
+        topic, number = partition
+        return self._broker._topics[topic][number]

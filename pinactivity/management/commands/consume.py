@@ -1,0 +1,160 @@
+"""manage.py consume NAME [NAME ..]"""
+
+import threading
+import time
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from kafka.errors import KafkaError
+
+from pinactivity.checks import enforce
+from pinactivity.faults import describe_fault
+from pinactivity.kafka.consumer import (
+    Consumer,
+    ConsumerSpec,
+    PoisonLimitReached,
+    registered_consumers,
+)
+from pinactivity.kafka.health import serving
+from pinactivity.kafka.offsets import GroupBusy, move_offsets
+from pinactivity.kafka.producer import KafkaPublisher
+from pinactivity.kafka.source import KafkaSource
+from pinactivity.kafka.topics import MAX_DEAD_LETTER_BYTES
+from pinactivity.stopping import stop_on_signals
+
+log = structlog.get_logger(__name__)
+
+_STOP_SECONDS = 9.0
+"""For flush, commit and leaving, of the 10 s that a stop may take."""
+
+
+class Command(BaseCommand):
+    help = "Run consumers until SIGTERM, each in a thread; when one ends, all end."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("names", nargs="+", metavar="NAME")
+        replay = parser.add_mutually_exclusive_group()
+        replay.add_argument(
+            "--from-beginning",
+            action="store_true",
+            help="Read everything that the topics hold again, first; refused while others consume.",
+        )
+        replay.add_argument(
+            "--from-timestamp",
+            type=_aware_time,
+            metavar="ISO",
+            help="The same from a time on, such as 2026-11-28T00:00:00Z.",
+        )
+
+    def handle(
+        self,
+        *args: Any,
+        names: list[str],
+        from_beginning: bool,
+        from_timestamp: datetime | None,
+        **options: Any,
+    ) -> None:
+        specs = _find(names)
+        enforce()
+        if from_beginning or from_timestamp:
+            for spec in specs:
+                self._replay(spec, since=from_timestamp)
+        consumers = {spec.name: _make_consumer(spec) for spec in specs}
+        try:
+            with (
+                stop_on_signals() as stop,
+                serving(consumers, host=settings.METRICS_HOST, port=settings.METRICS_PORT),
+            ):
+                faults = _run(consumers.values(), stop)
+        except OSError as fault:
+            raise CommandError(f"Port {settings.METRICS_PORT} is not free.") from fault
+        if faults:
+            raise CommandError("\n".join(faults))
+
+    def _replay(self, spec: ConsumerSpec, *, since: datetime | None) -> None:
+        try:
+            moved = move_offsets(
+                bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+                topics=spec.topics,
+                group=spec.group,
+                since=since,
+            )
+        except GroupBusy as fault:
+            raise CommandError(str(fault)) from fault
+        except (KafkaError, OSError) as fault:
+            raise CommandError(f"Kafka refused: {type(fault).__name__}") from fault
+        self.stdout.write(f"{spec.name}: {len(moved)} partitions are read again")
+
+
+def _find(names: Iterable[str]) -> list[ConsumerSpec]:
+    known = registered_consumers()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise CommandError(
+            f"There is no consumer {', '.join(unknown)}. There are: {', '.join(sorted(known))}."
+        )
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _make_consumer(spec: ConsumerSpec) -> Consumer:
+    return Consumer(
+        spec,
+        open_source=lambda: KafkaSource(
+            bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+            topics=spec.topics,
+            group=spec.group,
+            max_poll_interval=settings.CONSUMER.max_poll_interval,
+        ),
+        publisher=KafkaPublisher(
+            bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+            delivery_timeout=settings.CONSUMER.delivery_timeout,
+            client_id=f"pinactivity-{spec.name}",
+            most_bytes=MAX_DEAD_LETTER_BYTES,
+        ),
+        options=settings.CONSUMER,
+    )
+
+
+def _run(consumers: Iterable[Consumer], stop: threading.Event) -> list[str]:
+    """Run consumers until `stop` or until one ends; return why some ended."""
+    faults: list[str] = []
+
+    def run(consumer: Consumer) -> None:
+        name = consumer.spec.name
+        try:
+            consumer.run(stop.is_set)
+        except PoisonLimitReached as fault:
+            log.error("stopped", consumer=name, reason="poison limit")
+            faults.append(str(fault))
+        except Exception as fault:  # the others must be told to stop, whatever it was
+            log.error("stopped", consumer=name, exc_info=fault)
+            faults.append(f"{name} failed: {describe_fault(fault)['errorClass']}")
+        finally:
+            stop.set()
+
+    threads = [
+        threading.Thread(target=run, args=[consumer], name=consumer.spec.name, daemon=True)
+        for consumer in consumers
+    ]
+    for thread in threads:
+        thread.start()
+    stop.wait()
+    deadline = time.monotonic() + _STOP_SECONDS
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+        if thread.is_alive():  # a call into a dead storage; what it had comes again
+            log.warning("stopped without flushing", consumer=thread.name)
+    return faults
+
+
+def _aware_time(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ArgumentTypeError("must be ISO 8601, such as 2026-11-28T00:00:00Z") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,1 @@
+"""An app with one consumer, which writes the numbers that it gets into a file."""

@@ -1,0 +1,42 @@
+"""The consumer, told by its environment what to read and where to write."""
+
+import os
+import signal
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from pinactivity.kafka.consumer import BatchLimits, ConsumerSpec, Entry, Poison, Record, register
+
+
+class EchoHandler:
+    """Writes a line a message. ECHO_DIE kills the process between the writing and the commit."""
+
+    def __init__(self) -> None:
+        self._file = Path(os.environ["ECHO_FILE"])
+
+    def decode(self, record: Record) -> int:
+        number = record.payload().get("Number")
+        if not isinstance(number, int):
+            raise Poison("number-missing")
+        return number
+
+    def flush(self, entries: Sequence[Entry[int]]) -> None:
+        with self._file.open("a") as file:
+            file.writelines(f"{entry.row}\n" for entry in entries)
+        if "ECHO_DIE" in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def close(self) -> None:
+        pass
+
+
+register(
+    ConsumerSpec(
+        name="echo",
+        topics=(os.environ["ECHO_TOPIC"],),
+        group=os.environ["ECHO_GROUP"],
+        handler=EchoHandler,
+        limits=BatchLimits(rows=1000, age=timedelta(seconds=float(os.environ["ECHO_AGE"]))),
+    )
+)
