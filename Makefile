@@ -9,7 +9,9 @@ NAME ?= closer
 DUMMY := PINACTIVITY_DEVELOPMENT=true DATABASE_URL=postgresql://nobody@127.0.0.1:1/nothing \
 	REDIS_URL=redis://127.0.0.1:1/0 KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:1
 
-.PHONY: help up test lint types check bench requirements
+SCHEMA = $(DUMMY) $(BIN)/python manage.py spectacular --fail-on-warn --validate
+
+.PHONY: help up test lint types check schema bench requirements
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,11 +39,16 @@ lint: .venv/dev ## Check style, formatting and the direction of imports
 types: .venv/dev ## Check types, strictly
 	$(DUMMY) $(BIN)/mypy .
 
-check: .venv/dev ## Check Django's configuration, migrations, imports and the compose file
+check: .venv/dev ## Check Django's configuration, migrations, imports, schema and the compose file
 	$(DUMMY) $(BIN)/python manage.py check --fail-level WARNING
 	$(DUMMY) $(BIN)/python manage.py makemigrations --check --dry-run
 	$(BIN)/lint-imports
 	$(BIN)/python deploy/check_compose.py
+	written=$$(mktemp) && trap 'rm -f "$$written"' EXIT && $(SCHEMA) --file "$$written" \
+		&& { diff -u docs/openapi.yaml "$$written" || { echo "Run make schema." >&2; exit 1; }; }
+
+schema: .venv/dev ## Write the API's schema, docs/openapi.yaml
+	$(SCHEMA) --file docs/openapi.yaml
 
 bench: .venv/dev ## Measure one thing against its limit: make bench NAME=closer
 	PINACTIVITY_DEVELOPMENT=true $(BIN)/python -m embedded run --throwaway -- $(BIN)/python -m bench.$(NAME) $(ARGS)

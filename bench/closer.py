@@ -5,7 +5,8 @@
 - a real run, `ActivityCloser(options).run()`;
 - a data-modifying CTE that claims a unit, closes it and writes its events, built by PostgreSQL.
   It is the limit and no replacement: its one snapshot misses a view that is opened while it
-  waits for a session (INV-LV-007), and one faulty row stops it.
+  waits for a session (INV-LV-007), and one faulty row stops it. Its JSON is json_build_object's;
+  gluing strings together makes it about a tenth faster, and escapes nothing.
 
 Both start from the same rows, and must leave the same rows and the same events behind.
 """

@@ -33,6 +33,8 @@ SETTINGS: Final = {
     "log_timezone": "UTC",
     # The detail of a constraint violation quotes the row: addresses and User-Agents.
     "log_error_verbosity": "terse",
+    # The statement of an error holds the values that the client bound into it.
+    "log_min_error_statement": "panic",
     "log_line_prefix": "%m [%p] ",
 }
 # The log of the operating system's cache survives a crash of the server, not of the machine.

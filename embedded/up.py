@@ -68,7 +68,10 @@ class System:
     def start(self) -> None:
         """Start web, workers and beat; `wait_ready` waits for them."""
         celery = [str(BIN / "celery"), "-A", "pinactivity.celery"]
-        worker = [*celery, "worker", "--pool", "threads", "--without-mingle", "--without-gossip"]
+        worker = [
+            *celery,
+            *("worker", "--pool", "threads", "--purge", "--without-mingle", "--without-gossip"),
+        ]
         self._spawn(
             "web",
             f"{BIN}/granian --interface wsgi --host {HOST} --port {self._port}"

@@ -17,7 +17,8 @@ class OutboxOptions:
     batch_size: int = 500
     polling_interval: timedelta = timedelta(seconds=1)
     delivery_timeout: timedelta = timedelta(seconds=8)
-    """How long a batch may wait for its acknowledgements: shorter than the grace period."""
+    """How long a batch may wait for its acknowledgements: shorter than the grace period,
+    and than PostgreSQL's idle_in_transaction_session_timeout."""
 
     def __post_init__(self) -> None:
         faults: dict[str, str] = {}
@@ -25,7 +26,7 @@ class OutboxOptions:
             faults["batch_size"] = "Must be from 1 to 10000."
         if not timedelta(seconds=1) <= self.polling_interval <= timedelta(minutes=1):
             faults["polling_interval"] = "Must be from 00:00:01 to 00:01:00."
-        if not timedelta(seconds=1) <= self.delivery_timeout <= timedelta(minutes=2):
-            faults["delivery_timeout"] = "Must be from 00:00:01 to 00:02:00."
+        if not timedelta(seconds=1) <= self.delivery_timeout <= timedelta(seconds=15):
+            faults["delivery_timeout"] = "Must be from 00:00:01 to 00:00:15."
         if faults:
             raise InvalidOptions(faults)

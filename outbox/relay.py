@@ -89,17 +89,19 @@ class OutboxRelay:
             published: list[OutboxMessage] = []
             parked: list[tuple[OutboxMessage, DeliveryFault]] = []
             fault: str | None = None
+            stuck: set[str] = set()
             for wave in _waves(rows):
-                faults = self._publisher.publish([_to_message(row) for row in wave])
-                for row, delivery in zip(wave, faults, strict=True):
+                # What a key's later message would overtake must not stay behind.
+                sendable = [row for row in wave if row.key not in stuck]
+                faults = self._publisher.publish([_to_message(row) for row in sendable])
+                for row, delivery in zip(sendable, faults, strict=True):
                     if delivery is None:
                         published.append(row)
                     elif delivery.message_at_fault:
                         parked.append((row, delivery))
                     else:
+                        stuck.add(row.key)
                         fault = delivery.code
-                if fault:
-                    break
             answered_at = statement_time()
             OutboxMessage.objects.filter(id__in=[row.id for row in published]).update(
                 published_at=answered_at

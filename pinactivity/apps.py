@@ -12,8 +12,9 @@ class PinactivityConfig(AppConfig):
     name = "pinactivity"
 
     def ready(self) -> None:
-        from pinactivity import celery, checks, tracing  # noqa: F401, PLC0415 - need the apps
+        from pinactivity import celery, checks, connections, tracing  # noqa: F401, PLC0415 - need the apps
 
+        connections.watch_requests()
         tracing.configure(settings.OTLP_ENDPOINT)
         pre_migrate.connect(_create_schema)
 

@@ -13,10 +13,12 @@ from typing import Any
 from uuid import UUID
 
 import jwt
+import structlog
 from django.conf import settings
 from django.http import HttpRequest
 
 from pinactivity.errors import KeysUnavailable, Unauthorized
+from pinactivity.faults import describe_fault
 from pinactivity.ids import parse_id
 from pinactivity.metrics import TOKENS_REJECTED
 
@@ -24,6 +26,12 @@ ALGORITHMS = ("RS256", "ES256")
 _LEEWAY_SECONDS = 30
 _REFRESH_SECONDS = 30.0
 """A token may name any key: how often one that is not known makes us ask identity."""
+_RETRY_SECONDS = 3.0
+"""The same after identity did not answer."""
+_LIFESPAN_SECONDS = 600.0
+"""How long a key is trusted without asking again: identity may have withdrawn it."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,47 +102,68 @@ def _key_for(token: str) -> tuple[Any, list[str]]:
 
 
 class SigningKeys:
-    """Identity's keys by `kid`, kept, and asked for again when a token names another.
+    """Identity's keys by `kid`, kept, and asked for again when a token names another or in time.
 
     Not PyJWKClient's own look-up: that one asks the network for every unknown `kid`, so anybody
-    could make every request wait for it.
+    could make every request wait for it. Known keys outlive an identity that does not answer.
     """
 
     def __init__(self, url: str) -> None:
         self._client = jwt.PyJWKClient(url, cache_jwk_set=False, timeout=3)
         self._lock = threading.Lock()
         self._keys: dict[str, jwt.PyJWK] = {}
-        self._asked_at = float("-inf")
+        self._asked_at = self._answered_at = float("-inf")
 
     def get(self, kid: object) -> jwt.PyJWK:
         """Return the key.
 
         Raises:
             jwt.PyJWTError: identity has no such key.
-            KeysUnavailable: identity does not answer, and no key is known yet.
+            KeysUnavailable: identity does not answer, so nobody can tell.
         """
         if not isinstance(kid, str):
             raise jwt.InvalidTokenError("no kid")
-        if kid not in self._keys:
+        if self._is_due(kid):
             self._refresh(kid)
-        if kid not in self._keys:
-            if not self._keys:
-                raise KeysUnavailable
-            raise jwt.InvalidTokenError("unknown kid")
-        return self._keys[kid]
+        key = self._keys.get(kid)
+        if key is not None:
+            return key
+        if self._is_unanswered:
+            raise KeysUnavailable
+        raise jwt.InvalidTokenError("unknown kid")
+
+    @property
+    def _is_unanswered(self) -> bool:
+        return self._answered_at < self._asked_at
+
+    def _is_due(self, kid: str) -> bool:
+        now = time.monotonic()
+        if kid in self._keys:
+            return (
+                now - self._answered_at >= _LIFESPAN_SECONDS
+                and now - self._asked_at >= _REFRESH_SECONDS
+            )
+        return now - self._asked_at >= (_RETRY_SECONDS if self._is_unanswered else _REFRESH_SECONDS)
 
     def _refresh(self, kid: str) -> None:
-        with self._lock:
-            if kid in self._keys or time.monotonic() - self._asked_at < _REFRESH_SECONDS:
-                return
-            try:
-                keys = self._client.get_signing_keys()
-            except jwt.PyJWTError:
-                # Wait a little before the next try, less than after an answer.
-                self._asked_at = time.monotonic() - _REFRESH_SECONDS + 3
-                return
+        # A token with a known key does not wait while another request asks.
+        if not self._lock.acquire(blocking=kid not in self._keys):
+            return
+        try:
+            if self._is_due(kid):
+                self._ask()
+        finally:
+            self._lock.release()
+
+    def _ask(self) -> None:
+        try:
+            keys = {key.key_id: key for key in self._client.get_signing_keys() if key.key_id}
+        except Exception as fault:  # whatever identity, or what stands before it, may answer
+            log.warning("signing keys unavailable", **describe_fault(fault))
             self._asked_at = time.monotonic()
-            self._keys = {key.key_id: key for key in keys if key.key_id}
+            return
+        self._keys = keys
+        self._answered_at = self._asked_at = time.monotonic()
 
 
 @cache

@@ -6,6 +6,8 @@ from typing import Any
 from django.core import checks
 from django.db import DatabaseError, connection
 
+READ_COMMITTED = "read committed"
+
 
 @checks.register(checks.Tags.database)
 def check_isolation_level(databases: Any = None, **_: Any) -> list[checks.CheckMessage]:
@@ -18,7 +20,7 @@ def check_isolation_level(databases: Any = None, **_: Any) -> list[checks.CheckM
             (level,) = cursor.fetchone()
     except DatabaseError:
         return []  # being away is not a fault of configuration; readiness tells it
-    if level == "read committed":
+    if level == READ_COMMITTED:
         return []
     return [
         checks.Error(

@@ -30,11 +30,28 @@ def constraint(fault: BaseException) -> str | None:
 
 
 def is_connection_lost(fault: BaseException) -> bool:
-    """Tell whether the database went away: SQLSTATE 08*, 57P*, or an error without any."""
+    """Tell whether the database went away: SQLSTATE 08*, 57P*, or an error without any.
+
+    So it did for this connection when a transaction idled or lasted too long (25P03, 25P04).
+    """
     if not isinstance(fault, DatabaseError | InterfaceError):
         return False
     code = sqlstate(fault)
-    return code is None or code.startswith(("08", "57P"))
+    return code is None or code.startswith(("08", "57P", "25P03", "25P04"))
+
+
+def is_storage_fault(fault: BaseException) -> bool:
+    """Tell whether PostgreSQL as a whole cannot do the work, whatever the row.
+
+    Lost, read-only after a failover (25*), without a table or a right (42*, 28*, 3D*, 3F*), out
+    of disk or memory (53*), over a limit of its own (54*), or broken (58*, XX*).
+    """
+    if is_connection_lost(fault):
+        return True
+    code = sqlstate(fault)
+    return code is not None and code.startswith(
+        ("25", "28", "3D", "3F", "42", "53", "54", "58", "XX")
+    )
 
 
 def describe_fault(fault: BaseException) -> dict[str, str]:

@@ -4,6 +4,7 @@ from django.db import Error, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
+from pinactivity.checks import READ_COMMITTED
 from pinactivity.problems import answer
 
 _migrated = False  # once true it stays true for the life of the process
@@ -24,7 +25,10 @@ def ready(request: HttpRequest) -> HttpResponse:
                 return answer("USER_ACTIVITY_STORAGE_UNAVAILABLE", detail="Not migrated.")
             _migrated = True
         with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
+            cursor.execute("SHOW default_transaction_isolation")
+            (level,) = cursor.fetchone()
     except Error:
         return answer("USER_ACTIVITY_STORAGE_UNAVAILABLE", detail="PostgreSQL does not answer.")
+    if level != READ_COMMITTED:  # asked again: PostgreSQL may have been away at the start
+        return answer("USER_ACTIVITY_STORAGE_UNAVAILABLE", detail="PostgreSQL isolates otherwise.")
     return JsonResponse({"Status": "ready"})

@@ -7,6 +7,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 from rest_framework import serializers
 
+from pinactivity.pages import DEFAULT_LIMIT, MOST_LIMIT
 from pinactivity.problems import PROBLEMS
 
 
@@ -32,14 +33,16 @@ def problems(*codes: str) -> dict[Any, OpenApiResponse]:
         codes: Keys of PROBLEMS, besides those that any operation may answer.
     """
     by_status: defaultdict[int, list[str]] = defaultdict(list)
-    for code in (*codes, "METHOD_NOT_ALLOWED", "USER_ACTIVITY_STORAGE_UNAVAILABLE"):
+    for code in dict.fromkeys((*codes, *_OF_ANY)):
         by_status[PROBLEMS[code].status].append(code)
     return {
         (status, "application/problem+json"): OpenApiResponse(Problem, " · ".join(names))
-        for status, names in by_status.items()
+        for status, names in sorted(by_status.items())
     }
 
 
+# The first for a host or a header that Django itself refuses.
+_OF_ANY = ("VALIDATION_FAILED", "METHOD_NOT_ALLOWED", "USER_ACTIVITY_STORAGE_UNAVAILABLE")
 BODY_PROBLEMS = ("PAYLOAD_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE", "VALIDATION_FAILED")
 
 
@@ -54,9 +57,36 @@ def device_id(*, required: bool) -> OpenApiParameter:
     )
 
 
+BEACON_HELP = "In place of the header X-Anonymous-Id."
+
+ANSWER_HEADERS = [
+    OpenApiParameter(
+        "Retry-After",
+        int,
+        OpenApiParameter.HEADER,
+        required=True,
+        description="Seconds to wait before the request is sent again.",
+        response=[409, 429, 503],
+    ),
+    OpenApiParameter(
+        "WWW-Authenticate",
+        str,
+        OpenApiParameter.HEADER,
+        required=True,
+        description="Bearer; with error=invalid_token when a token came.",
+        response=[401],
+    ),
+]
+
 BEARER: Any = [{"bearer": []}]  # the decorator's annotation knows names only
+OPTIONAL_BEARER: Any = [{}, *BEARER]
+"""A guest may call too, and a token that is not valid means a guest."""
 
 PAGING = [
     OpenApiParameter("Cursor", str, description="NextCursor of the page before."),
-    OpenApiParameter("Limit", int, description="Items a page: 50, at most 200."),
+    OpenApiParameter(
+        "Limit",
+        {"type": "integer", "minimum": 1, "maximum": MOST_LIMIT, "default": DEFAULT_LIMIT},
+        description="Items a page.",
+    ),
 ]

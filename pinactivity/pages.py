@@ -69,6 +69,9 @@ def _decode(cursor: str) -> tuple[datetime, UUID]:
     try:
         text = base64.b64decode(cursor.encode("ascii"), altchars=b"-_", validate=True)
         created_at, row_id = json.loads(text)
-        return parse_time(created_at), parse_id(row_id)
+        after = parse_time(created_at), parse_id(row_id)
     except (ValueError, TypeError, binascii.Error, RecursionError):
-        raise ValidationFailed({"Cursor": ["Must be the NextCursor of a page."]}) from None
+        after = None
+    if after is None or _encode(*after) != cursor:  # another spelling is none that we wrote
+        raise ValidationFailed({"Cursor": ["Must be the NextCursor of a page."]})
+    return after

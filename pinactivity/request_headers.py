@@ -13,16 +13,19 @@ USER_AGENT_LENGTH = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def required_anonymous_id(request: Request) -> UUID:
-    """Read the device's id: the header, or `AnonymousId` in the body of a beacon.
+def required_anonymous_id(request: Request, *, takes_beacons: bool = False) -> UUID:
+    """Read the device's id from its header.
 
-    A beacon (sendBeacon, text/plain) can set no header.
+    Args:
+        request: The call.
+        takes_beacons: Where the header is absent, read `AnonymousId` in the body of a beacon
+            (sendBeacon, text/plain), which can set no header. A call that has no body reads none.
 
     Raises:
         AnonymousIdRequired: absent, malformed or nil.
     """
     text: object = request.headers.get(ANONYMOUS_ID)
-    if text is None and is_beacon(request) and isinstance(request.data, dict):
+    if text is None and takes_beacons and is_beacon(request) and isinstance(request.data, dict):
         text = request.data.get("AnonymousId")
     try:
         return parse_id(text)

@@ -48,7 +48,7 @@ def _read() -> Iterator[GaugeMetricFamily]:
     )
     yield GaugeMetricFamily(
         "activity_oldest_active_seconds",
-        "Silence of the Active session that is silent for longest.",
+        "Silence of the Active session or view that is silent for longest.",
         age(activity.oldest_activity_at),
     )
     if activity.last_success_at:

@@ -133,6 +133,7 @@ CONSUMER = env.options(
     ConsumerOptions,
     poison_limit=env.int("CONSUMER_POISON_LIMIT", default=None),
     max_poll_interval=env.time_span("CONSUMER_MAX_POLL_INTERVAL"),
+    session_timeout=env.time_span("CONSUMER_SESSION_TIMEOUT"),
 )
 
 # -- Celery: Redis is its broker and nothing else ------------------------------------------
@@ -159,12 +160,13 @@ def _schedule(interval: timedelta) -> BaseSchedule:
 
 
 def _tick(task: str, interval: timedelta) -> dict[str, Any]:
-    """One entry of the beat; a tick lives one interval, so a stopped worker finds no pile."""
-    return {
-        "task": task,
-        "schedule": _schedule(interval),
-        "options": {"expires": interval.total_seconds()},
-    }
+    """One entry of the beat.
+
+    No `expires`: Celery compares it, made by beat's clock, with the worker's, so a few seconds
+    between two hosts would stop the relay. A worker throws away what has piled up while it was
+    stopped (`--purge`), since all ticks are equal (docs/adr/0006).
+    """
+    return {"task": task, "schedule": _schedule(interval)}
 
 
 CELERY_BEAT_SCHEDULE = {

@@ -11,6 +11,7 @@ from typing import Any
 
 MAX_DEPTH = 32
 _MAX_INTEGER = 2**63 - 1
+_LEAST_FRACTION = 1e-15
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -22,8 +23,9 @@ def loads(document: bytes) -> Any:
     """Decode one JSON document in UTF-8.
 
     Raises:
-        InvalidJSON: not UTF-8; not JSON; NaN, Infinity or a number beyond a double or 64 bits;
-            a key twice in an object; NUL or a lone surrogate; nested deeper than 32.
+        InvalidJSON: not UTF-8; not JSON; NaN, Infinity, a number beyond 64 bits or nearer to
+            zero than 1e-15; a key twice in an object; NUL or a lone surrogate; nested deeper
+            than 32.
     """
     try:
         value = json.loads(
@@ -60,6 +62,9 @@ def _float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise InvalidJSON("Has a number that is not finite.")
+    # jsonb writes every number out: 1e20 becomes a whole number, 1e-300 three hundred digits.
+    if value and not _LEAST_FRACTION <= abs(value) <= _MAX_INTEGER:
+        raise InvalidJSON("Has a number beyond 64 bits, or nearer to zero than 1e-15.")
     return value
 
 

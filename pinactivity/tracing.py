@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from uuid import UUID
 
 import structlog
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from opentelemetry import context, trace
@@ -127,14 +128,15 @@ class RequestContextMiddleware:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        if any("\x00" in value for value in request.COOKIES.values()):
+            raise BadRequest  # PostgreSQL, where the admin's sessions are, has no such text
         try:
             request_id = parse_id(request.headers.get("X-Request-Id"))
         except ValueError:
             request_id = new_id()
+        # Not tracestate: nothing here uses it, and the parser logs one that is malformed.
         carrier = {
-            name: request.headers[name]
-            for name in ("traceparent", "tracestate")
-            if name in request.headers
+            name: request.headers[name] for name in ("traceparent",) if name in request.headers
         }
         token = context.attach(_propagator.extract(carrier))
         try:

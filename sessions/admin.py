@@ -32,7 +32,7 @@ class SessionAdmin(ReadOnlyAdmin):
         "browser",
         "device_type",
     )
-    list_filter = ("status", "close_reason", "device_type")
+    list_filter = ("status",)  # a rare value of another column would scan the table
     fields = (
         "id",
         "anonymous_id",

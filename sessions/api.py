@@ -9,7 +9,15 @@ from pinactivity.auth import optional_user, required_actor
 from pinactivity.client_ip import client_ip
 from pinactivity.fields import read_id
 from pinactivity.metrics import SIGN_INS
-from pinactivity.openapi import BEARER, BODY_PROBLEMS, PAGING, device_id, problems
+from pinactivity.openapi import (
+    ANSWER_HEADERS,
+    BEARER,
+    BODY_PROBLEMS,
+    OPTIONAL_BEARER,
+    PAGING,
+    device_id,
+    problems,
+)
 from pinactivity.pages import parse_page
 from pinactivity.request_headers import optional_anonymous_id, required_anonymous_id, user_agent
 from pinactivity.throttling import beats, limit_call, limit_start
@@ -17,6 +25,7 @@ from sessions.device import Device, identify_device
 from sessions.lifecycle import Status
 from sessions.selectors import sessions_of_user
 from sessions.serializers import (
+    HeartbeatBeacon,
     HeartbeatRequest,
     HeartbeatResponse,
     LinkedSessionResponse,
@@ -35,13 +44,14 @@ def calling_device(request: Request) -> Device:
 class SessionsView(APIView):
     @extend_schema(
         operation_id="start_session",
-        parameters=[device_id(required=False)],
+        parameters=[device_id(required=False), *ANSWER_HEADERS],
         request=None,
         responses={
             200: StartedSessionResponse,
             201: StartedSessionResponse,
             **problems("VALIDATION_FAILED", "USER_ACTIVITY_SESSION_ACTIVE_RACE", "RATE_LIMITED"),
         },
+        auth=OPTIONAL_BEARER,
     )
     def post(self, request: Request) -> Response:
         """Start the device's session, or restore the Active one it has."""
@@ -65,8 +75,8 @@ class SessionsView(APIView):
 class SessionHeartbeatView(APIView):
     @extend_schema(
         operation_id="beat_session",
-        parameters=[device_id(required=True)],
-        request={"application/json": HeartbeatRequest},
+        parameters=[device_id(required=True), *ANSWER_HEADERS],
+        request={"application/json": HeartbeatRequest, "text/plain": HeartbeatBeacon},
         responses={
             200: HeartbeatResponse,
             **problems(
@@ -76,10 +86,11 @@ class SessionHeartbeatView(APIView):
                 "RATE_LIMITED",
             ),
         },
+        auth=OPTIONAL_BEARER,
     )
     def post(self, request: Request) -> Response:
         """Extend the device's session, or restart it."""
-        anonymous_id = required_anonymous_id(request)
+        anonymous_id = required_anonymous_id(request, takes_beacons=True)
         device = calling_device(request)
         session_id = read_id(request.data, "SessionId")
         beats.count(anonymous_id)
@@ -88,6 +99,8 @@ class SessionHeartbeatView(APIView):
             anonymous_id=anonymous_id,
             user_id=optional_user(request),
             device=device,
+            # Else beats with new ids would be starts that nothing counts.
+            admit_restart=lambda: limit_start(address=device.ip_address),
         )
         return Response({"SessionId": beat.session.session_id, "Restarted": beat.restarted})
 
@@ -95,7 +108,7 @@ class SessionHeartbeatView(APIView):
 class SessionLinkView(APIView):
     @extend_schema(
         operation_id="link_session",
-        parameters=[device_id(required=True)],
+        parameters=[device_id(required=True), *ANSWER_HEADERS],
         request=None,
         responses={
             200: LinkedSessionResponse,
@@ -121,7 +134,7 @@ class SessionLinkView(APIView):
 class OwnSessionsView(APIView):
     @extend_schema(
         operation_id="list_own_sessions",
-        parameters=PAGING,
+        parameters=[*PAGING, *ANSWER_HEADERS],
         responses={200: OwnSessionsResponse, **problems("UNAUTHORIZED", "VALIDATION_FAILED")},
         auth=BEARER,
     )

@@ -27,7 +27,7 @@ from pinactivity.faults import (
     LOCK_TIMEOUT,
     STATEMENT_TIMEOUT,
     describe_fault,
-    is_connection_lost,
+    is_storage_fault,
     sqlstate,
 )
 from pinactivity.ids import new_id
@@ -82,6 +82,27 @@ class _Run:
     closed_views: int = 0
     failures: int = 0
     set_aside: list[UUID] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Counts up to BatchSize rows for one line `batch processed`, whatever the units' size."""
+
+    phase: str
+    size: int
+    rows: int = 0
+    closed: int = 0
+
+    def add(self, rows: int, closed: int) -> None:
+        self.rows += rows
+        self.closed += closed
+        if self.rows >= self.size:
+            self.log()
+
+    def log(self) -> None:
+        if self.rows:
+            log.info("batch processed", phase=self.phase, rows=self.rows, closed=self.closed)
+        self.rows = self.closed = 0
 
 
 class _Ended(Exception):
@@ -219,32 +240,35 @@ class ActivityCloser:
 
         Raises:
             _Ended: cancelled, or out of time.
-            Exception: the database is lost, or refuses even the claim.
+            Exception: the database is lost, cannot write, or refuses even the claim.
         """
+        batch = _Batch(phase.name, self._options.batch_size)
+        try:
+            self._close_units(phase, run, batch)
+        finally:
+            batch.log()
+
+    def _close_units(self, phase: _Phase, run: _Run, batch: _Batch) -> None:
         unit, since = phase.unit, None
-        rows = closed_rows = 0
         while True:
             self._check_end(run)
             claimed: list[tuple[UUID, datetime]] = []
             try:
                 closed = self._close_unit(phase, run, claimed, since=since, limit=unit)
             except Exception as fault:
-                if is_connection_lost(fault):
+                if is_storage_fault(fault):
                     raise
                 if sqlstate(fault) == STATEMENT_TIMEOUT and unit > 1:
                     _log_unit_failed(phase, unit, fault)
                     unit //= 2
                     continue
                 if not claimed:
+                    if sqlstate(fault) == LOCK_TIMEOUT:
+                        return  # somebody has locked the whole table: the next tick asks again
                     raise
                 closed = self._close_one_by_one(phase, run, claimed, fault)
-            rows += len(claimed)
-            closed_rows += closed
-            full = len(claimed) == unit
-            if rows and (not full or rows >= self._options.batch_size):
-                log.info("batch processed", phase=phase.name, rows=rows, closed=closed_rows)
-                rows = closed_rows = 0
-            if not full:
+            batch.add(len(claimed), closed)
+            if len(claimed) < unit:
                 return
             # What was skipped as locked lies behind and waits for the next tick. Reading on
             # from here spares the dead entries of the rows just closed (held xmin).
@@ -264,7 +288,7 @@ class ActivityCloser:
             try:
                 closed += self._close_unit(phase, run, [], row_id=row_id, limit=1)
             except Exception as row_fault:
-                if is_connection_lost(row_fault):
+                if is_storage_fault(row_fault):
                     raise
                 _set_aside(phase, run, row_id, row_fault)
         return closed

@@ -7,6 +7,7 @@ from uuid import UUID
 from pinactivity.pages import Page, take
 from sessions.lifecycle import RunOutcome
 from sessions.models import ActivityCloserRun, Session
+from views.models import PropertyObjectView
 
 COUNTED_TO = 1_000_000
 
@@ -16,7 +17,7 @@ class ActivitySnapshot:
     active_sessions: int
     """Counted to 1,000,000."""
     oldest_activity_at: datetime | None
-    """LastActivityAt of the Active session that is silent for longest."""
+    """LastActivityAt of the Active session or view that is silent for longest."""
     last_success_at: datetime | None
     """When the last run of the ActivityCloserJob that succeeded ended."""
 
@@ -24,12 +25,14 @@ class ActivitySnapshot:
 def activity_snapshot() -> ActivitySnapshot:
     """Tell what must be seen even when the worker is dead (design, section 7)."""
     active = Session.objects.active()
+    oldest = [
+        rows.order_by("last_activity_at").values_list("last_activity_at", flat=True).first()
+        for rows in (active, PropertyObjectView.objects.active())
+    ]
     success = ActivityCloserRun.objects.filter(outcome=RunOutcome.SUCCEEDED)
     return ActivitySnapshot(
         active_sessions=active[:COUNTED_TO].count(),
-        oldest_activity_at=active.order_by("last_activity_at")
-        .values_list("last_activity_at", flat=True)
-        .first(),
+        oldest_activity_at=min((moment for moment in oldest if moment), default=None),
         last_success_at=success.order_by("-started_at")
         .values_list("finished_at", flat=True)
         .first(),

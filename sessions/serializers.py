@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from drf_spectacular.utils import extend_schema_serializer
 from rest_framework import serializers
 
 from pinactivity.fields import IdField, UtcField
+from pinactivity.openapi import BEACON_HELP
 from sessions.device import DeviceType
 from sessions.lifecycle import LinkOutcome, Status, duration_seconds
 from sessions.models import Session, choices
@@ -19,8 +21,16 @@ class StartedSessionResponse(serializers.Serializer[None]):
     IsNew = serializers.BooleanField()
 
 
+@extend_schema_serializer(component_name="Heartbeat")
 class HeartbeatRequest(serializers.Serializer[None]):
     SessionId = IdField()
+
+
+@extend_schema_serializer(component_name="HeartbeatBeacon")
+class HeartbeatBeacon(HeartbeatRequest):
+    """The same as the JSON text that sendBeacon sends, which can set no header."""
+
+    AnonymousId = IdField(required=False, help_text=BEACON_HELP)
 
 
 class HeartbeatResponse(serializers.Serializer[None]):

@@ -1,5 +1,6 @@
 """What a device does to its session (design, section 5). Each service owns its transaction."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -81,7 +82,7 @@ def start_session(
     if started is None:
         raise SessionActiveRace
     if started.is_new:
-        SESSIONS_STARTED.inc()
+        transaction.on_commit(SESSIONS_STARTED.inc)
     return started
 
 
@@ -91,13 +92,14 @@ def beat_session(
     anonymous_id: UUID,
     user_id: UUID | None,
     device: Device,
+    admit_restart: Callable[[], object] = lambda: None,
     now: datetime | None = None,
 ) -> Heartbeat:
     """Extend the device's session by a conditional update, or restart (INV-SES-003).
 
     A session that is closed, abandoned, unknown or foreign is no error: the device gets the
     Active session that another tab has, or a new one. Arguments and errors as in
-    `start_session`.
+    `start_session`; besides, `admit_restart` is called before a restart, and may raise.
     """
     session = Session.objects.extend(
         session_id=session_id,
@@ -107,6 +109,7 @@ def beat_session(
     )
     if session is not None:
         return Heartbeat(session, restarted=False)
+    admit_restart()
     started = start_session(anonymous_id=anonymous_id, user_id=user_id, device=device, now=now)
     return Heartbeat(started.session, restarted=True)
 
@@ -213,7 +216,7 @@ def _start_switched(
         version=1,
         **{column: getattr(closed, column) for column in Session.DEVICE_COLUMNS},
     )
-    SESSIONS_STARTED.inc()
+    transaction.on_commit(SESSIONS_STARTED.inc)
     _enqueue_linked(session, user_id, moment, session.version)
     return session
 

@@ -27,6 +27,8 @@ from pinactivity.kafka.topics import create_topics, dead_letter_topic, find_ends
 
 PARTITIONS = 6
 FIVE_MINUTES = timedelta(minutes=5)
+SESSION_TIMEOUT = timedelta(seconds=6)
+"""The least that Apache Kafka takes; the embedded broker waits for half of it at a first join."""
 
 
 class Broker(Protocol):
@@ -106,6 +108,7 @@ class RealBroker:
             topics=(topic,),
             group=group,
             max_poll_interval=max_poll_interval,
+            session_timeout=SESSION_TIMEOUT,
         )
 
     def publisher(self) -> Publisher:

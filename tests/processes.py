@@ -47,7 +47,7 @@ def running(argv: list[str], log: Path, **variables: str) -> Iterator[subprocess
         process.wait()
 
 
-def worker(queue: str) -> list[str]:
+def worker(queue: str, *options: str) -> list[str]:
     """The command of a worker of one queue."""
     return [
         *CELERY,
@@ -56,6 +56,7 @@ def worker(queue: str) -> list[str]:
         *("--hostname", f"{queue}-{time.monotonic_ns()}@test"),
         "--without-mingle",
         "--without-gossip",
+        *options,
     ]
 
 

@@ -8,7 +8,7 @@ from views.models import PropertyObjectView
 
 @admin.register(PropertyObjectView)
 class PropertyObjectViewAdmin(ReadOnlyAdmin):
-    id_fields = ("id", "session_id", "property_object_id", "user_id")
+    id_fields = ("id", "session_id", "property_object_id")  # each has an index
     list_display = (
         "id",
         "property_object_id",
@@ -20,5 +20,5 @@ class PropertyObjectViewAdmin(ReadOnlyAdmin):
         "duration",
         "close_reason",
     )
-    list_filter = ("status", "close_reason", "view_source")
+    list_filter = ("status",)  # a rare value of another column would scan the table
     raw_id_fields = ("session",)

@@ -9,20 +9,31 @@ from rest_framework.views import APIView
 
 from pinactivity.auth import optional_user
 from pinactivity.ids import parse_id
-from pinactivity.openapi import BODY_PROBLEMS, device_id, problems
+from pinactivity.openapi import (
+    ANSWER_HEADERS,
+    BODY_PROBLEMS,
+    OPTIONAL_BEARER,
+    device_id,
+    problems,
+)
 from pinactivity.request_headers import required_anonymous_id
 from pinactivity.throttling import beats, limit_call
 from sessions.api import calling_device
 from views.lifecycle import ViewSource
-from views.serializers import OpenedViewResponse, OpenViewRequest, ViewHeartbeatResponse
+from views.serializers import (
+    OpenedViewResponse,
+    OpenViewBeacon,
+    OpenViewRequest,
+    ViewHeartbeatResponse,
+)
 from views.services import beat_view, open_view
 
 
 class PropertyObjectViewsView(APIView):
     @extend_schema(
         operation_id="open_view",
-        parameters=[device_id(required=True)],
-        request={"application/json": OpenViewRequest},
+        parameters=[device_id(required=True), *ANSWER_HEADERS],
+        request={"application/json": OpenViewRequest, "text/plain": OpenViewBeacon},
         responses={
             200: OpenedViewResponse,
             201: OpenedViewResponse,
@@ -33,10 +44,11 @@ class PropertyObjectViewsView(APIView):
                 "RATE_LIMITED",
             ),
         },
+        auth=OPTIONAL_BEARER,
     )
     def post(self, request: Request) -> Response:
         """Open a view, or extend the one of that object that is open."""
-        anonymous_id = required_anonymous_id(request)
+        anonymous_id = required_anonymous_id(request, takes_beacons=True)
         device = calling_device(request)
         body = OpenViewRequest(data=request.data)
         body.is_valid(raise_exception=True)
@@ -67,6 +79,7 @@ class PropertyObjectViewHeartbeatView(APIView):
         parameters=[
             device_id(required=True),
             OpenApiParameter("view_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
+            *ANSWER_HEADERS,
         ],
         request=None,
         responses={

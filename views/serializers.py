@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
-from drf_spectacular.utils import extend_schema_field
+from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
 from pinactivity.fields import IdField
+from pinactivity.openapi import BEACON_HELP
 from sessions.models import choices
 from views.lifecycle import FILTER_SNAPSHOT_BYTES, ViewSource
 
@@ -38,6 +39,7 @@ class ViewHeartbeatResponse(serializers.Serializer[None]):
     Accepted = serializers.BooleanField()
 
 
+@extend_schema_serializer(component_name="OpenView")
 class OpenViewRequest(serializers.Serializer[None]):
     SessionId = IdField()
     PropertyObjectId = IdField()
@@ -46,3 +48,10 @@ class OpenViewRequest(serializers.Serializer[None]):
         error_messages={"invalid_choice": f"Must be one of {', '.join(ViewSource)}."},
     )
     FilterSnapshot = FilterSnapshotField(required=False, allow_null=True, default=None)
+
+
+@extend_schema_serializer(component_name="OpenViewBeacon")
+class OpenViewBeacon(OpenViewRequest):
+    """The same as the JSON text that sendBeacon sends, which can set no header."""
+
+    AnonymousId = IdField(required=False, help_text=BEACON_HELP)

@@ -29,7 +29,7 @@ class GroupBusy(Exception):
     def __init__(self, group: str) -> None:
         super().__init__(
             f"The group {group} has live members: stop them, wait until the broker has noticed"
-            " (45 s after a crash), then try again. Nothing was changed."
+            " (after a crash: CONSUMER_SESSION_TIMEOUT), then try again. Nothing was changed."
         )
 
 

@@ -23,6 +23,9 @@ class ConsumerOptions:
     longest_wait: timedelta = timedelta(minutes=1)
     max_poll_interval: timedelta = timedelta(minutes=5)
     """How long one insert may take before the broker gives the partitions to another member."""
+    session_timeout: timedelta = timedelta(seconds=45)
+    """After how long a silence the broker takes a member for dead. At least 6 s on Apache Kafka;
+    the embedded broker lets a group's first member wait for half of it."""
     delivery_timeout: timedelta = timedelta(seconds=4)
     """How long dead letters may wait for their acknowledgement: part of the 10 s of a stop."""
 
@@ -36,6 +39,8 @@ class ConsumerOptions:
             faults["longest_wait"] = "Must be from the first wait to 00:10:00."
         if not 2 * _SECOND <= self.max_poll_interval <= timedelta(hours=1):
             faults["max_poll_interval"] = "Must be from 00:00:02 to 01:00:00."
+        if not 6 * _SECOND <= self.session_timeout <= timedelta(minutes=30):
+            faults["session_timeout"] = "Must be from 00:00:06 to 00:30:00."
         if not _SECOND <= self.delivery_timeout <= timedelta(minutes=2):
             faults["delivery_timeout"] = "Must be from 00:00:01 to 00:02:00."
         if faults:

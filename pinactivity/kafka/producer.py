@@ -89,7 +89,11 @@ class KafkaPublisher:
         except (KafkaError, OSError) as fault:
             return [_describe(fault)] * len(messages)
         futures: list[Any] = []
+        unsendable: dict[str, DeliveryFault] = {}
         for message in messages:
+            if message.topic in unsendable:
+                futures.append(unsendable[message.topic])
+                continue
             try:
                 futures.append(
                     producer.send(
@@ -102,9 +106,9 @@ class KafkaPublisher:
             except (KafkaError, TypeError, ValueError) as fault:
                 futures.append(_describe(fault))
                 if not isinstance(fault, _MESSAGE_FAULTS):
-                    # The broker is away; asking for each message would wait as often.
-                    futures.extend([_describe(fault)] * (len(messages) - len(futures)))
-                    break
+                    # The topic is not there, or the broker: asking for each of its messages
+                    # would wait as often. Other topics go on.
+                    unsendable[message.topic] = _describe(fault)
         faults = [
             future if isinstance(future, DeliveryFault) else _wait(future, deadline)
             for future in futures
@@ -133,7 +137,7 @@ class KafkaPublisher:
                 batch_size=128 * 1024,
                 max_request_size=self._most_bytes,
                 bootstrap_timeout_ms=milliseconds,
-                max_block_ms=milliseconds // 2,
+                max_block_ms=milliseconds // 4,
                 request_timeout_ms=milliseconds // 2,
                 delivery_timeout_ms=milliseconds,
             )

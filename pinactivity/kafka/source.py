@@ -98,7 +98,7 @@ class KafkaSource:
     Args:
         topics: At least one; those that do not exist yet are found within a minute.
         group: The consumer group.
-        max_poll_interval: See `ConsumerOptions`.
+        max_poll_interval: See `ConsumerOptions`, as for `session_timeout`.
         commit_timeout: Bound of a commit, and of leaving the group.
 
     Raises:
@@ -112,6 +112,7 @@ class KafkaSource:
         topics: tuple[str, ...],
         group: str,
         max_poll_interval: timedelta,
+        session_timeout: timedelta,
         commit_timeout: timedelta = timedelta(seconds=3),
     ) -> None:
         self._commit_timeout_ms = commit_timeout // timedelta(milliseconds=1)
@@ -124,6 +125,8 @@ class KafkaSource:
             enable_auto_commit=False,
             allow_auto_create_topics=False,
             max_poll_interval_ms=max_poll_interval // timedelta(milliseconds=1),
+            session_timeout_ms=session_timeout // timedelta(milliseconds=1),
+            heartbeat_interval_ms=min(session_timeout // timedelta(milliseconds=3), 3000),
             metadata_max_age_ms=60_000,
             reconnect_backoff_max_ms=5_000,
             bootstrap_timeout_ms=5_000,

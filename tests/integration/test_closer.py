@@ -251,6 +251,38 @@ def test_failure_of_one_session_leaves_only_that_one_active(refuse_one: Any) -> 
     assert close_inactive().closed_sessions == 1
 
 
+def test_database_that_cannot_write_fails_the_run_at_once() -> None:
+    """Not row by row, and not as a success: the alert on the last success must see it."""
+    for _ in range(5):
+        silent_session(minutes=13)
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE outbox_messages RENAME TO gone")
+    try:
+        result = close_inactive()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE gone RENAME TO outbox_messages")
+
+    assert (result.outcome, result.failures) == (RunOutcome.FAILED, 1)
+    assert result.closed_sessions == 0
+    assert close_inactive().closed_sessions == 5
+
+
+def test_locked_table_is_left_to_the_next_tick_without_an_error() -> None:
+    silent_session(minutes=13)
+    holder = connection.copy()
+    try:
+        holder.set_autocommit(False)
+        with holder.cursor() as cursor:
+            cursor.execute("LOCK TABLE sessions IN EXCLUSIVE MODE")
+        result = close_inactive()
+    finally:
+        holder.rollback()
+        holder.close()
+    assert (result.outcome, result.failures) == (RunOutcome.SUCCEEDED, 0)
+    assert close_inactive().closed_sessions == 1
+
+
 def test_failing_view_leaves_only_that_one_active() -> None:
     session = silent_session(minutes=1)
     bad = make_view(session=session, silent=14 * MINUTE, view_source="Catalog")

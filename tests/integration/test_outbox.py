@@ -15,8 +15,8 @@ from outbox.relay import OutboxRelay
 from outbox.services import NotInTransaction, enqueue
 from pinactivity.clock import iso_utc, statement_time
 from pinactivity.ids import new_id
-from pinactivity.kafka.producer import KafkaPublisher
-from sessions.events import SessionEnded
+from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher
+from sessions.events import SessionEnded, SessionLinked
 from tests.concurrency import run_together
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.kafka]
@@ -196,6 +196,40 @@ def test_absent_broker_leaves_everything_pending_and_spends_no_attempt() -> None
         (None, None, 0),
         (None, None, 0),
     ]
+
+
+class OneTopicIsGone:
+    """A broker that has lost one topic: what the real one here, which makes topics, cannot do."""
+
+    def __init__(self, publisher: Any, topic: str) -> None:
+        self._publisher, self._topic = publisher, topic
+
+    def publish(self, messages: Any) -> Any:
+        there = [message for message in messages if message.topic != self._topic]
+        answers = iter(self._publisher.publish(there))
+        gone = DeliveryFault("KafkaTimeoutError", message_at_fault=False)
+        return [gone if m.topic == self._topic else next(answers) for m in messages]
+
+
+def test_topic_that_cannot_be_sent_to_keeps_no_other_waiting(publisher: Any) -> None:
+    linked = SessionLinked(
+        session_id=new_id(),
+        anonymous_id=new_id(),
+        user_id=new_id(),
+        linked_at=statement_time(),
+        version=2,
+    )
+    ended_later = session_ended(session_id=linked.session_id, version=3)
+    with transaction.atomic():
+        enqueue([linked, session_ended(), ended_later, session_ended()])
+
+    result = relay(OneTopicIsGone(publisher, SessionLinked.TOPIC)).run()
+
+    assert (result.published, result.fault) == (2, "KafkaTimeoutError")
+    pending = OutboxMessage.objects.filter(published_at__isnull=True)
+    assert set(pending.values_list("key", flat=True)) == {str(linked.session_id)}
+    assert pending.count() == 2, "a later message overtook its key's earlier one"
+    assert relay(publisher).run().published == 2
 
 
 def test_lower_id_that_commits_late_is_still_sent(publisher: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from outbox.models import OutboxMessage
+from pinactivity import strict_json
 from pinactivity.ids import new_id
 from sessions.closer import ActivityCloser
 from sessions.models import Session
@@ -255,3 +256,17 @@ def test_session_with_views_cannot_be_deleted() -> None:
         connection.cursor() as cursor,
     ):
         cursor.execute("DELETE FROM sessions")
+
+
+@pytest.mark.parametrize(
+    "number", ["9.2e18", "1e18", "1e-15", "0.1", "-1.5E3", "9223372036854775807"]
+)
+def test_any_accepted_number_is_read_back_from_its_event(number: str) -> None:
+    """jsonb writes numbers out in full: what we accept, our own consumers must accept again."""
+    session = silent_session(minutes=13)
+    snapshot = strict_json.loads(f'{{"N": {number}}}'.encode())
+    make_view(session=session, filter_snapshot=snapshot)
+    close_inactive()
+
+    payload = OutboxMessage.objects.get(topic__contains="view-ended").payload
+    assert strict_json.loads(payload.encode())["FilterSnapshot"] == snapshot

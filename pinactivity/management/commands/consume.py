@@ -109,6 +109,7 @@ def _make_consumer(spec: ConsumerSpec) -> Consumer:
             topics=spec.topics,
             group=spec.group,
             max_poll_interval=settings.CONSUMER.max_poll_interval,
+            session_timeout=settings.CONSUMER.session_timeout,
         ),
         publisher=KafkaPublisher(
             bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
