@@ -11,7 +11,7 @@ DUMMY := PINACTIVITY_DEVELOPMENT=true DATABASE_URL=postgresql://nobody@127.0.0.1
 
 SCHEMA = $(DUMMY) $(BIN)/python manage.py spectacular --fail-on-warn --validate
 
-.PHONY: help up test lint types check schema bench requirements
+.PHONY: help up test test-kafka lint types check schema bench requirements
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ up: .venv/base ## Start everything on this machine, replay a day of visits, say 
 
 test: .venv/dev ## Run all tests on real servers (ARGS="-k name" for some)
 	PINACTIVITY_DEVELOPMENT=true $(BIN)/python -m embedded run --throwaway -- $(BIN)/python -m pytest $(ARGS)
+
+test-kafka: .venv/dev ## Run the tests that need a broker; KAFKA=apache runs them on Apache Kafka
+	PINACTIVITY_DEVELOPMENT=true $(BIN)/python -m embedded run --throwaway -- $(BIN)/python -m pytest -m kafka $(ARGS)
 
 lint: .venv/dev ## Check style, formatting and the direction of imports
 	$(BIN)/ruff check .

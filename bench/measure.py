@@ -35,6 +35,11 @@ class Samples:
         return self.work / statistics.median(self.seconds)
 
     @property
+    def fastest(self) -> float:
+        """Units of work a second, by the fastest repeat."""
+        return self.work / min(self.seconds)
+
+    @property
     def spread(self) -> float:
         """Slowest minus fastest repeat, as a part of the median."""
         return (max(self.seconds) - min(self.seconds)) / statistics.median(self.seconds)
@@ -73,7 +78,7 @@ def interleave(
     return {name: Samples(taken, work) for name, taken in seconds.items()}
 
 
-def ratio_spread(samples: Samples, limit: Samples) -> list[float]:
+def ratio_range(samples: Samples, limit: Samples) -> list[float]:
     """Return the lowest and the highest ratio among the pairs that ran one after the other."""
     ratios = [against / own for own, against in zip(samples.seconds, limit.seconds, strict=True)]
     return [round(min(ratios), 3), round(max(ratios), 3)]

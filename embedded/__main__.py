@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Final
 
 from embedded.errors import EmbeddedServerError
-from embedded.stack import SERVERS, EmbeddedStack
+from embedded.stack import KAFKAS, SERVERS, EmbeddedStack
 from embedded.up import up as bring_up
 
 DEFAULT_DATA_DIR: Final = Path(__file__).resolve().parent.parent / ".data"
@@ -73,6 +73,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="action", required=True)
     run = commands.add_parser("run", help="run a command with what its environment lacks")
     run.add_argument("--only", help=f"comma-separated names of {', '.join(SERVERS)}")
+    run.add_argument("--kafka", choices=KAFKAS, help="which broker (default: KAFKA, else tansu)")
     where = run.add_mutually_exclusive_group()
     where.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="kept data")
     where.add_argument(
@@ -95,6 +96,7 @@ def main() -> int:
             None if options.throwaway else options.data_dir,
             throwaway=options.throwaway,
             only=options.only.split(",") if options.only else None,
+            kafka=options.kafka,
         )
         return Runner().run(options.argv, stack)
     except EmbeddedServerError as exc:

@@ -67,7 +67,7 @@ def is_running(pid: str) -> bool:
 def mark_throwaway(data_dir: Path, *, throwaway: bool) -> None:
     """Refuse to mix kept data and throwaway mode; mark a new folder."""
     marker = data_dir / THROWAWAY_FILE
-    used = any((data_dir / name).exists() for name in ("postgres", "clickhouse"))
+    used = any((data_dir / name).exists() for name in ("postgres", "clickhouse", "kafka"))
     if throwaway and not used:
         marker.touch()
     elif throwaway != marker.exists():

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from embedded.apache_kafka import ApacheKafka
 from embedded.clickhouse import ClickHouse
 from embedded.errors import EmbeddedServerError, StartGivenUpError, explain_os_error
 from embedded.folder import FolderLock, mark_throwaway
@@ -25,6 +26,9 @@ from embedded.valkey import Valkey
 SERVERS: Final[dict[str, type[Server]]] = {
     kind.name: kind for kind in (Postgres, Valkey, Tansu, ClickHouse)
 }
+# The two servers that can be `kafka`, by what KAFKA calls them; the first when it says nothing.
+KAFKAS: Final[dict[str, type[Server]]] = {"tansu": Tansu, "apache": ApacheKafka}
+KAFKA_VARIABLE: Final = "KAFKA"
 CONTROL_VARIABLE: Final = "EMBEDDED_CONTROL"
 # Below the range that systems give to outgoing connections, which would take a port found free.
 FREE_PORTS: Final = range(20000, 32000)
@@ -42,7 +46,8 @@ class EmbeddedStack:
             wants all.
         ports: name to port; a server without one gets a free port.
         environ: where addresses of servers that exist already are looked up; an empty mapping
-            starts private servers whatever the environment says.
+            starts private servers whatever the environment says. KAFKA is looked up there too.
+        kafka: which server is `kafka`, `tansu` or `apache`; None takes KAFKA's word, else `tansu`.
 
     Raises:
         EmbeddedServerError: from `start`, saying what happened and what to do.
@@ -56,6 +61,7 @@ class EmbeddedStack:
         only: Collection[str] | None = None,
         ports: Mapping[str, int] | None = None,
         environ: Mapping[str, str] | None = None,
+        kafka: str | None = None,
     ) -> None:
         names = set(SERVERS) if only is None else set(only)
         unknown = (names | set(ports or {})) - set(SERVERS)
@@ -76,6 +82,11 @@ class EmbeddedStack:
             name for name in SERVERS if name in names and SERVERS[name].variable not in self.given
         ]
         self.servers: dict[str, Server] = {}
+        self._kafka = kafka or environ.get(KAFKA_VARIABLE) or next(iter(KAFKAS))
+        if self._kafka not in KAFKAS:
+            raise EmbeddedServerError(
+                f"{KAFKA_VARIABLE} is one of {', '.join(KAFKAS)}, not {self._kafka}."
+            )
         # For further processes that are to end with the stack: GuardedProcess.spawn takes it.
         self.owner: Owner | None = None
         self._data_dir = data_dir
@@ -116,8 +127,14 @@ class EmbeddedStack:
         for name in self.names:
             port = self._ports.get(name) or find_free_port(taken)
             taken.add(port)
-            server = SERVERS[name](data_dir, self._control, port, throwaway=self._throwaway)
-            description = {"data_dir": str(data_dir), "port": port, "throwaway": self._throwaway}
+            kind = find_kind(name, self._kafka)
+            server = kind(data_dir, self._control, port, throwaway=self._throwaway)
+            description = {
+                "data_dir": str(data_dir),
+                "port": port,
+                "throwaway": self._throwaway,
+                "kafka": self._kafka,
+            }
             (self._control / f"{name}.json").write_text(json.dumps(description))
             self.servers[name] = server
         with ThreadPoolExecutor(max(len(self.servers), 1)) as pool:
@@ -190,7 +207,7 @@ def attach(name: str, control: Path | None = None) -> Server:
             f"No embedded {name} is running under {CONTROL_VARIABLE}={control}. "
             "Run this under `python -m embedded run -- ...`."
         ) from exc
-    return SERVERS[name](
+    return find_kind(name, description["kafka"])(
         Path(description["data_dir"]),
         control,
         description["port"],
@@ -198,10 +215,17 @@ def attach(name: str, control: Path | None = None) -> Server:
     )
 
 
+def find_kind(name: str, kafka: str) -> type[Server]:
+    """Return the class of a server; `kafka` says which one is `kafka`."""
+    return KAFKAS[kafka] if name == Tansu.name else SERVERS[name]
+
+
 @contextlib.contextmanager
-def private_server(name: str, data_dir: Path | None = None) -> Iterator[Server]:
+def private_server(
+    name: str, data_dir: Path | None = None, *, kafka: str | None = None
+) -> Iterator[Server]:
     """Run one throwaway server of one's own, for tests that stop, kill or freeze it."""
-    with EmbeddedStack(data_dir, throwaway=True, only={name}, environ={}) as stack:
+    with EmbeddedStack(data_dir, throwaway=True, only={name}, environ={}, kafka=kafka) as stack:
         yield stack.servers[name]
 
 

@@ -66,7 +66,7 @@ class System:
         self.manage("prepare", "--admin", "admin", "--verbosity", "0", quiet=True)
 
     def start(self) -> None:
-        """Start web, workers and beat; `wait_ready` waits for them."""
+        """Start web, workers, consumers and beat; `wait_ready` waits for them."""
         celery = [str(BIN / "celery"), "-A", "pinactivity.celery"]
         worker = [
             *celery,
@@ -81,6 +81,7 @@ class System:
         self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])
         self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "1", "-n", "relay@%h"])
         self._spawn("worker-maintenance", [*worker, "-Q", "maintenance", "-c", "1", "-n", "m@%h"])
+        self._spawn("consumers", [sys.executable, "manage.py", "consume", "signed-in"])
         self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / "beat-schedule")])
 
     def stop(self) -> None:

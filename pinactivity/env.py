@@ -78,6 +78,10 @@ class Environment(FileAwareEnv):
             return default
         return value
 
+    def wait(self, name: str, default: timedelta) -> timedelta:
+        """Read a time-out of PostgreSQL's: 0 would be none, and it counts 32 bits of ms."""
+        return self.time_span(name, default, least=timedelta(seconds=1), most=timedelta(days=1))
+
     def integer(self, name: str, default: int, *, least: int, most: int) -> int:
         """Read a whole number within bounds; a fault keeps the default."""
         value: int | None = self.int(name, default=default)

@@ -98,20 +98,14 @@ if JWT_JWKS_URL and not JWT_JWKS_URL.startswith("https://" if not DEVELOPMENT el
 
 DATABASE_SCHEMA = "user_activity"
 
-
-def _wait(name: str, default: timedelta) -> timedelta:
-    """Read a time-out of PostgreSQL's: 0 would mean none, and it counts milliseconds in 32 bits."""
-    return env.time_span(name, default, least=timedelta(seconds=1), most=timedelta(days=1))
-
-
 DATABASES = {
     "default": env.database(
         "DATABASE_URL",
         session={
             "search_path": f"{DATABASE_SCHEMA},public",
-            "lock_timeout": _wait("DATABASE_LOCK_TIMEOUT", timedelta(seconds=5)),
-            "statement_timeout": _wait("DATABASE_STATEMENT_TIMEOUT", timedelta(seconds=30)),
-            "idle_in_transaction_session_timeout": _wait(
+            "lock_timeout": env.wait("DATABASE_LOCK_TIMEOUT", timedelta(seconds=5)),
+            "statement_timeout": env.wait("DATABASE_STATEMENT_TIMEOUT", timedelta(seconds=30)),
+            "idle_in_transaction_session_timeout": env.wait(
                 "DATABASE_IDLE_IN_TRANSACTION_TIMEOUT", timedelta(minutes=1)
             ),
         },

@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db import connection
 
 BIN = Path(sys.executable).parent
+MANAGE = [sys.executable, "manage.py"]
 CELERY = [str(BIN / "celery"), "-A", "pinactivity.celery"]
 
 

@@ -12,7 +12,14 @@ from sessions.models import choices
 from views.lifecycle import FILTER_SNAPSHOT_BYTES, ViewSource
 
 
-@extend_schema_field({"type": "object", "additionalProperties": True, "nullable": True})
+@extend_schema_field(
+    {
+        "type": "object",
+        "additionalProperties": True,
+        "nullable": True,
+        "description": f"At most {FILTER_SNAPSHOT_BYTES} bytes as compact JSON.",
+    }
+)
 class FilterSnapshotField(serializers.Field[Any, Any, Any, Any]):
     """Any JSON object of at most 8 KiB; the parser has refused what jsonb does not take."""
 

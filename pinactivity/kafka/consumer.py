@@ -371,8 +371,8 @@ class Consumer:
     def run_once(self) -> Result:
         """Take one turn: poll, and flush if it is time.
 
-        1. Flush first if the poll would give partitions up: later their part of the batch
-           is lost to this member.
+        1. Flush first if the poll would give partitions up: what goes is read again by the
+           member that gets it.
         2. Poll, also while a batch waits for a retry, with everything paused: the membership
            must survive. What comes all the same, of partitions just assigned, is kept.
         3. Drop what belongs to partitions that went, then take what the poll brought.
@@ -435,7 +435,7 @@ class Consumer:
         if not revoked:
             return 0
         dropped = self._batch.keep(lambda taken: taken.partition not in revoked)
-        log.info("partitions revoked", group=self.spec.group, partitions=len(revoked), rows=dropped)
+        log.info("partitions gone", group=self.spec.group, partitions=len(revoked), rows=dropped)
         return dropped
 
     # -- handle ----------------------------------------------------------------------------

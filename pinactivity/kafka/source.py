@@ -40,9 +40,11 @@ class Source(Protocol):
         """
 
     def take_revoked(self) -> set[Partition]:
-        """Return what this member has lost since the last call.
+        """Return the partitions that went to others since the last call.
 
-        Ask after every poll. What that poll returned was read after the loss, so it stays.
+        Ask after every poll: what that poll returned is not of them, or was read after they
+        came back, from the group's offset. A partition that a rebalance leaves with this member
+        is not among them: it is read on from where it was, so what was read of it must stay.
         """
 
     def is_rebalance_due(self) -> bool:
@@ -69,27 +71,47 @@ class Source(Protocol):
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-    """Notes what is lost. It runs on the thread that also heartbeats: it must not work there."""
+    """Notes what goes. It runs on the thread that also heartbeats: it must not work there.
+
+    A rebalance revokes everything, and then assigns. But kafka-python keeps the position of a
+    partition that this member had and gets again (Java's consumer does not): its messages are
+    not read again, so they are gone for good if the loop drops them. Only what is revoked and
+    not assigned again has gone.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._revoked: set[Partition] = set()
+        self._gone: set[Partition] = set()
 
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         with self._lock:
-            self._revoked.update((part.topic, part.partition) for part in revoked)
-
-    def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
-        """Say the same: the loop flushes nothing of what is gone, whichever way it went."""
-        self.on_partitions_revoked(lost)
+            self._revoked |= _partitions(revoked)
 
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        pass
-
-    def take(self) -> set[Partition]:
         with self._lock:
-            revoked, self._revoked = self._revoked, set()
-        return revoked
+            self._gone |= self._revoked - _partitions(assigned)
+            self._revoked = set()
+
+    def on_partitions_lost(self, lost: set[TopicPartition]) -> None:
+        """Note that all went: of a lost membership no position is kept."""
+        with self._lock:
+            self._gone |= _partitions(lost)
+            self._revoked = set()
+
+    @property
+    def is_under_way(self) -> bool:
+        with self._lock:
+            return bool(self._revoked)
+
+    def take_gone(self) -> set[Partition]:
+        with self._lock:
+            gone, self._gone = self._gone, set()
+        return gone
+
+
+def _partitions(parts: set[TopicPartition]) -> set[Partition]:
+    return {(part.topic, part.partition) for part in parts}
 
 
 class KafkaSource:
@@ -144,13 +166,15 @@ class KafkaSource:
 
     def take_revoked(self) -> set[Partition]:
         """See `Source`."""
-        return self._listener.take()
+        return self._listener.take_gone()
 
     def is_rebalance_due(self) -> bool:
         """See `Source`."""
         # No public method tells. Without this flush a partition's buffer is dropped and read
         # again, which is right but slow, and never ends where members come and go all the time.
-        return bool(self._consumer._coordinator.need_rejoin())  # noqa: SLF001
+        return (
+            not self._listener.is_under_way and self._consumer._coordinator.need_rejoin()  # noqa: SLF001
+        )
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
         """See `Source`."""

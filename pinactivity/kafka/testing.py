@@ -188,6 +188,7 @@ class InMemorySource:
         self._polled_at = 0.0
         self._generation = 0
         self._positions: dict[Partition, int] = {}
+        self._held: dict[Partition, int] = {}
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
         self.evictions = 0
@@ -215,7 +216,8 @@ class InMemorySource:
     def is_rebalance_due(self) -> bool:
         """See `Source`."""
         with self._changed:
-            return self not in self._group.members or self._generation != self._group.generation
+            called = self not in self._group.members or self._generation != self._group.generation
+            return called and not self._held
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
         """See `Source`. As in Kafka, a member may still commit while a rebalance is called for."""
@@ -271,11 +273,13 @@ class InMemorySource:
         """Join, or follow a call for a rebalance; take the share once everybody is there."""
         group = self._group
         if self not in group.members:
-            self._give_up()
+            self._revoked |= self._positions.keys() | self._held.keys()
+            self._positions, self._held = {}, {}
             group.members.append(self)
             self._call_for_rebalance()
         if self._generation != group.generation:
-            self._give_up()
+            self._held |= self._positions
+            self._positions = {}
             self._generation = group.generation
         if group.settled != group.generation and all(
             member._generation == group.generation for member in group.members
@@ -285,18 +289,21 @@ class InMemorySource:
                 member._take_share()
             self._changed.notify_all()
 
-    def _give_up(self) -> None:
-        self._revoked.update(self._positions)
-        self._positions, self._paused = {}, set()
-
     def _take_share(self) -> None:
         place, count = self._group.members.index(self), len(self._group.members)
-        self._positions = {
-            (topic, number): self._group.offsets.get((topic, number), 0)
+        share = [
+            (topic, number)
             for topic in self._topics
             for number in range(len(self._broker._topics.get(topic, ())))
             if number % count == place
+        ]
+        # As kafka-python does: what stays with this member is read on from where it was.
+        self._positions = {
+            partition: self._held.get(partition, self._group.offsets.get(partition, 0))
+            for partition in share
         }
+        self._revoked |= self._held.keys() - self._positions.keys()
+        self._held = {}
 
     def _fetch(self, most: int) -> list[RawRecord]:
         records: list[RawRecord] = []

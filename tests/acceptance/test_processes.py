@@ -1,7 +1,9 @@
 """Real workers and a real beat: what they do when all is well, and when they are killed."""
 
+import json
 import signal
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,14 @@ from django.db.models import QuerySet
 from outbox.models import OutboxMessage
 from outbox.tasks import relay
 from pinactivity.celery import app
+from pinactivity.clock import iso_utc, statement_time
+from pinactivity.ids import new_id
+from pinactivity.kafka.producer import KafkaPublisher, Message
+from pinactivity.kafka.topics import SESSION_LINKED, USER_SIGNED_IN
 from sessions.models import ActivityCloserRun, Session
 from sessions.tasks import close_inactive
-from tests.factories import silent_session
-from tests.processes import CELERY, running, wait_for_backends_to_end, wait_until, worker
+from tests.factories import make_session, silent_session
+from tests.processes import CELERY, MANAGE, running, wait_for_backends_to_end, wait_until, worker
 from views.models import PropertyObjectView
 
 pytestmark = [
@@ -103,6 +109,47 @@ def test_ticks_of_beat_close_sessions_and_carry_their_events_to_kafka(
     assert record.key.decode() == str(session.id)
     assert len(read_topic(VIEW_ENDED)) == 1
     assert "Traceback" not in log.read_text()
+
+
+def test_sign_in_of_identity_reaches_the_session_and_its_event_kafka_a4(
+    tmp_path: Path, read_topic: Callable[[str], list[Any]]
+) -> None:
+    session, user_id = make_session(), new_id()
+    message = Message(
+        topic=USER_SIGNED_IN,
+        key=str(user_id).encode(),
+        value=json.dumps(
+            {
+                "UserId": str(user_id),
+                "AnonymousId": str(session.anonymous_id),
+                "SignedInAt": iso_utc(statement_time()),
+            }
+        ).encode(),
+        headers=(("MessageId", str(new_id()).encode()), ("ContractVersion", b"1")),
+    )
+    identity = KafkaPublisher(
+        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS, delivery_timeout=timedelta(seconds=15)
+    )
+    assert identity.publish([message]) == [None]
+    identity.close()
+    log = tmp_path / "log"
+
+    with (
+        running([*MANAGE, "consume", "signed-in"], log) as consumer,
+        running(worker("relay"), log) as relaying,
+    ):
+        linked = Session.objects.filter(user_id=user_id)
+        wait_until(linked.exists, what="the link")
+        consumer.send_signal(signal.SIGTERM)
+        assert consumer.wait(30) == 0
+        relay.delay()
+        published = OutboxMessage.objects.filter(published_at__isnull=False)
+        wait_until(published.exists, what="the delivery")
+        relaying.send_signal(signal.SIGTERM)
+        assert relaying.wait(30) == 0
+
+    (record,) = read_topic(SESSION_LINKED)
+    assert json.loads(record.value)["UserId"] == str(user_id)
 
 
 def test_worker_killed_in_the_middle_of_a_batch_loses_and_repeats_nothing(tmp_path: Path) -> None:

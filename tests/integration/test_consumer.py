@@ -223,7 +223,7 @@ def test_dead_sink_loses_neither_membership_nor_messages_c51(
 
     assert sorted(handler.numbers) == list(range(40)), "no loss, and nothing twice"
     events = [line["event"] for line in logs]
-    assert "partitions revoked" not in events
+    assert "partitions gone" not in events
     assert events.count("failed") > 10
     waits = [line["retryInSeconds"] for line in logs if line["event"] == "failed"]
     assert waits[:4] == [0.05, 0.1, 0.2, 0.2]

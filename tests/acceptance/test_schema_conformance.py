@@ -1,0 +1,208 @@
+"""The committed schema against the service: thousands of generated calls on the real database.
+
+Schemathesis makes calls out of `docs/openapi.yaml`, valid ones and broken ones, and holds each
+answer to what the schema promises. The same calls in every run.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+import schemathesis
+from django.conf import settings as django_settings
+from django.core.wsgi import get_wsgi_application
+from django.urls import get_resolver
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import APIOperation, Case
+from schemathesis.specs.openapi.checks import (
+    missing_required_header,
+    negative_data_rejection,
+    positive_data_acceptance,
+)
+
+from pinactivity.ids import new_id
+from pinactivity.options import RateLimitOptions
+from pinactivity.problems import PROBLEMS
+from sessions.models import Session
+from tests.factories import make_session, make_view
+from tests.tokens import SECRET, bearer, development_token
+from views.models import PropertyObjectView
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+USER = UUID(int=0xA)
+LEAST_CALLS = 112
+"""Of an operation with a kind of token: 18 of them make more than 2,000."""
+
+SCHEMA = schemathesis.openapi.from_path(
+    django_settings.BASE_DIR / "docs" / "openapi.yaml",
+    config=schemathesis.Config(seed=20260301),
+)
+SCHEMA.app = get_wsgi_application()
+SCHEMA.config.generation.update(with_security_parameters=False)  # tokens are given below
+OPERATIONS = {
+    result.ok().definition.raw["operationId"]: result.ok() for result in SCHEMA.get_all_operations()
+}
+
+generated = settings(
+    max_examples=100,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),  # a failure is told as it was met
+    suppress_health_check=list(HealthCheck),
+)
+
+TOKENS: dict[str, Callable[[], dict[str, str]]] = {
+    "no token": dict,
+    "a valid token": lambda: bearer(development_token(USER)),
+    "a token that is not valid": lambda: bearer(development_token(USER, aud="favorites")),
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_limits(settings: Any) -> None:
+    settings.JWT_DEVELOPMENT_SECRET = SECRET
+    settings.RATE_LIMITS = RateLimitOptions(
+        start_per_address=0, per_anonymous_id=0, per_address=0, heartbeats=0
+    )
+
+
+@pytest.fixture
+def calls() -> Iterator[list[int]]:
+    """Collect the statuses of the answers; there must be enough of them."""
+    statuses: list[int] = []
+    yield statuses
+    print("CALLS", len(statuses), sorted(__import__("collections").Counter(statuses).items()))
+    assert len(statuses) >= LEAST_CALLS
+
+
+def not_meant(case: Case, response: schemathesis.Response) -> list[Any]:
+    """Return the checks that a case does not fall under, for what a schema cannot say."""
+    excluded: list[Any] = []
+    if response.status_code == 400 and response.json().get("errors", {}).keys() <= {
+        "Cursor",  # one that we did not write
+        "body",  # strict JSON: its numbers, its strings, its depth
+        "FilterSnapshot",  # its size
+    }:
+        excluded.append(positive_data_acceptance)
+    if case.media_type == "text/plain" and "AnonymousId" in (
+        case.body if isinstance(case.body, dict) else ()
+    ):
+        excluded += [missing_required_header, negative_data_rejection]  # it needs no header then
+    return excluded
+
+
+@pytest.mark.parametrize("token", TOKENS.values(), ids=TOKENS.keys())
+@SCHEMA.parametrize()
+@generated
+def test_every_answer_is_as_the_schema_says(
+    case: Case, token: Callable[[], dict[str, str]], calls: list[int]
+) -> None:
+    headers = token()
+    response = case.call(headers=headers)
+    calls.append(response.status_code)
+    # All checks of schemathesis: no server error; status, media type, headers and body as
+    # documented; what is valid is accepted, what is not is refused; the token is required where
+    # it is said so; other methods are refused.
+    case.validate_response(response, headers=headers, excluded_checks=not_meant(case, response))
+
+
+def known_device(case: Case, view: PropertyObjectView) -> None:
+    """Make a generated call one of a device that has a session and a view."""
+    case.headers["X-Anonymous-Id"] = str(view.session.anonymous_id)
+    if "view_id" in case.path_parameters:
+        case.path_parameters["view_id"] = str(view.id)
+    if isinstance(case.body, dict):
+        case.body["SessionId"] = str(view.session_id)
+        case.body.pop("AnonymousId", None)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"list_own_sessions"}))
+def test_valid_call_of_a_known_device_succeeds_and_restarts_nothing(name: str) -> None:
+    operation: APIOperation[Any, Any, Any, Any] = OPERATIONS[name]
+    view = make_view(session=make_session(user_id=USER))
+    statuses: set[int] = set()
+
+    @settings(generated, max_examples=30)
+    @given(operation.as_strategy())
+    def call(case: Case) -> None:
+        known_device(case, view)
+        headers = bearer(development_token(USER))
+        response = case.call(headers=headers)
+        excluded = not_meant(case, response)
+        if positive_data_acceptance not in excluded:
+            statuses.add(response.status_code)
+            answer = response.json()
+            assert answer.get("Restarted", False) is False
+            assert answer.get("Accepted", True) is True
+            assert answer.get("SessionId", str(view.session_id)) == str(view.session_id)
+        case.validate_response(response, headers=headers, excluded_checks=excluded)
+
+    call()
+
+    assert statuses <= {200, 201}
+    assert Session.objects.get().status == "Active"
+
+
+def test_pages_of_own_sessions_are_as_the_schema_says_with_and_without_an_end() -> None:
+    for number in range(7):
+        make_session(user_id=USER, device_type="Unknown" if number else "Bot", browser="")
+    operation: APIOperation[Any, Any, Any, Any] = OPERATIONS["list_own_sessions"]
+    headers = bearer(development_token(USER))
+    cursor, items = None, []
+    while cursor is not None or not items:
+        query = {"Limit": 2} if cursor is None else {"Limit": 2, "Cursor": cursor}
+        case = operation.Case(query=query)
+        response = case.call(headers=headers)
+        case.validate_response(response, headers=headers)
+        items += response.json()["Items"]
+        cursor = response.json()["NextCursor"]
+    assert len(items) == 7
+
+
+def test_schema_has_every_path_of_the_api_and_no_other() -> None:
+    served = {
+        f"/{prefix.pattern}{route.pattern}".replace("<str:", "{").replace(">", "}")
+        for prefix in get_resolver().url_patterns
+        if str(prefix.pattern) == "api/user-activity/"
+        for route in prefix.url_patterns
+    }
+    assert served == set(SCHEMA)
+
+
+def test_schema_is_served_as_it_is_committed(client: Any) -> None:
+    served = client.get("/api/schema", {"format": "json"})
+    assert served.status_code == 200
+    assert json.loads(served.content) == SCHEMA.raw_schema
+
+
+def test_codes_of_problems_are_documented_by_status() -> None:
+    """A description lists the codes; a code stands under the status that it is answered with."""
+    for operation in OPERATIONS.values():
+        for status, answer in operation.definition.raw["responses"].items():
+            if status.startswith("2"):
+                continue
+            codes = answer["description"].split(" · ")
+            assert {PROBLEMS[code].status for code in codes} == {int(status)}
+            assert "Retry-After" in answer.get("headers", {}) or int(status) not in {409, 429, 503}
+
+
+def test_unknown_device_is_in_no_operation_an_error_but_for_link() -> None:
+    for name, operation in OPERATIONS.items():
+        body = {
+            "SessionId": str(new_id()),
+            "PropertyObjectId": str(new_id()),
+            "ViewSource": "Map",
+        }
+        has_body = "requestBody" in operation.definition.raw
+        case = operation.Case(
+            headers={"X-Anonymous-Id": str(new_id())},
+            path_parameters={"view_id": str(new_id())},
+            body=body if has_body else schemathesis.core.NOT_SET,
+            media_type="application/json" if has_body else None,
+        )
+        response = case.call(headers=bearer(development_token(USER)))
+        assert response.status_code in ({404} if name == "link_session" else {200, 201})
