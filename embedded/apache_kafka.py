@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import ClassVar, Final
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from embedded.environment import server_environment
 from embedded.errors import EmbeddedServerError, StartGivenUpError
@@ -21,10 +21,10 @@ from embedded.server import HOST, PAUSE_SECONDS, died_at_start, is_port_free
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 POM: Final = Path(__file__).with_name("kafka") / "pom.xml"
-VERSION: Final = ElementTree.parse(POM).findtext(".//{*}properties/{*}kafka.version") or ""
+VERSION: Final = ET.parse(POM).findtext(".//{*}properties/{*}kafka.version") or ""
 DOWNLOAD_SECONDS: Final = 900.0
 FORMAT_SECONDS: Final = 60.0
-# Apart from those that the stack hands out: a server that is about to start may have been given one.
+# Apart from those that the stack hands out: a server about to start may have been given one.
 CONTROLLER_PORTS: Final = range(18000, 20000)
 CLUSTER_ID: Final = "cGluYWN0aXZpdHkta2Fmaw"
 NODE: Final = 1

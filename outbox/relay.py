@@ -12,8 +12,9 @@ from django.db.models import F
 from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
 from pinactivity import metrics
-from pinactivity.clock import iso_utc, statement_time
+from pinactivity.clock import statement_time
 from pinactivity.kafka.producer import DeliveryFault, Message, Publisher
+from pinactivity.times import iso_utc
 
 log = structlog.get_logger(__name__)
 

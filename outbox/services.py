@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -10,7 +9,6 @@ import uuid_utils
 from django.db import connection
 
 from pinactivity import tracing
-from pinactivity.clock import iso_utc
 
 
 class Event(Protocol):
@@ -28,7 +26,8 @@ class Event(Protocol):
     def aggregate_id(self) -> UUID: ...
     @property
     def version(self) -> int: ...
-    def payload(self) -> dict[str, Any]: ...
+    def payload(self) -> dict[str, Any]:
+        """Give what JSON has types for: ids and times as text."""
 
 
 class NotInTransaction(RuntimeError):
@@ -51,27 +50,20 @@ def enqueue(events: Iterable[Event]) -> None:
         raise NotInTransaction
     correlation_id = str(tracing.correlation_id())
     traceparent = tracing.traceparent()
-    rows = [
-        (
-            str(uuid_utils.uuid7()),
-            event.TOPIC,
-            str(event.aggregate_id),
-            _encode(
-                {
-                    "EventType": event.EVENT_TYPE,
-                    "AggregateType": event.AGGREGATE_TYPE,
-                    "AggregateId": event.aggregate_id,
-                    "ContractVersion": str(event.CONTRACT_VERSION),
-                    "Version": str(event.version),
-                    "CorrelationId": correlation_id,
-                    "traceparent": traceparent,
-                }
-            ),
-            _encode(event.payload()),
+    lines = []
+    for event in events:
+        key = str(event.aggregate_id)
+        # Ids, numbers and names of ours: nothing that JSON would have to escape.
+        headers = (
+            f'{{"EventType":"{event.EVENT_TYPE}","AggregateType":"{event.AGGREGATE_TYPE}",'
+            f'"AggregateId":"{key}","ContractVersion":"{event.CONTRACT_VERSION}",'
+            f'"Version":"{event.version}","CorrelationId":"{correlation_id}",'
+            f'"traceparent":"{traceparent}"}}'
         )
-        for event in events
-    ]
-    if not rows:
+        # JSON has escaped tabs and line ends; its backslashes are all that COPY would read.
+        payload = _encode(event.payload()).replace("\\", "\\\\")
+        lines.append(f"{uuid_utils.uuid7()}\t{event.TOPIC}\t{key}\t{headers}\t{payload}\n")
+    if not lines:
         return
     # Django's cursor wrapper does not translate the errors of copy().
     with (
@@ -81,19 +73,7 @@ def enqueue(events: Iterable[Event]) -> None:
             "COPY outbox_messages (message_id, topic, key, headers, payload) FROM STDIN"
         ) as copy,
     ):
-        for row in rows:
-            copy.write_row(row)
+        copy.write("".join(lines))
 
 
-def _plain(value: object) -> str:
-    """Write what JSON has no type for: ids lower-case with dashes, times in UTC with Z."""
-    if isinstance(value, datetime):
-        return iso_utc(value)
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no place in an event.")
-
-
-_encode = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
-).encode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode

@@ -6,9 +6,9 @@ from uuid import UUID
 
 from rest_framework import serializers
 
-from pinactivity.clock import iso_utc
 from pinactivity.errors import ValidationFailed
 from pinactivity.ids import parse_id
+from pinactivity.times import iso_utc
 
 
 class IdField(serializers.UUIDField):

@@ -11,9 +11,9 @@ from uuid import UUID
 
 from django.db.models import Q, QuerySet
 
-from pinactivity.clock import iso_utc, parse_time
 from pinactivity.errors import ValidationFailed
 from pinactivity.ids import parse_id
+from pinactivity.times import iso_utc, parse_time
 
 DEFAULT_LIMIT = 50
 MOST_LIMIT = 200

@@ -27,10 +27,13 @@ from pinactivity.ids import new_id, parse_id
 _correlation_id: ContextVar[UUID | None] = ContextVar("correlation_id", default=None)
 _propagator = TraceContextTextMapPropagator()
 tracer = trace.get_tracer("pinactivity")
+_spans_are_sent = False
 
 
 def configure(endpoint: str) -> None:
     """Set up spans for this process: sent to `endpoint` by OTLP over HTTP, or to nobody."""
+    global _spans_are_sent  # noqa: PLW0603 - one configuration a process, as OpenTelemetry has it
+    _spans_are_sent = bool(endpoint)
     provider = TracerProvider(
         sampler=ParentBased(ALWAYS_ON) if endpoint else ALWAYS_OFF,
         resource=Resource.create({"service.name": "pinactivity"}),
@@ -60,9 +63,14 @@ def continued_span(
     """Work inside a span that continues the trace of a message's `traceparent`.
 
     Yields:
-        The context with the span in it, for spans that follow from it.
+        The context with the span in it, for spans that follow from it. Without an endpoint
+        there is no span, only the trace: spans were half of the time of a consumer's message.
     """
-    with _span(name, parent=_propagator.extract(headers), attributes=attributes):
+    parent = _propagator.extract(headers)
+    if not _spans_are_sent:
+        yield parent
+        return
+    with _span(name, parent=parent, attributes=attributes):
         yield context.get_current()
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
+from pinactivity.times import iso_utc
 from sessions.lifecycle import duration_seconds
 
 
@@ -30,10 +31,10 @@ class SessionLinked:
 
     def payload(self) -> dict[str, Any]:
         return {
-            "SessionId": self.session_id,
-            "AnonymousId": self.anonymous_id,
-            "UserId": self.user_id,
-            "LinkedAt": self.linked_at,
+            "SessionId": str(self.session_id),
+            "AnonymousId": str(self.anonymous_id),
+            "UserId": str(self.user_id),
+            "LinkedAt": iso_utc(self.linked_at),
         }
 
 
@@ -60,10 +61,10 @@ class SessionEnded:
 
     def payload(self) -> dict[str, Any]:
         return {
-            "SessionId": self.session_id,
-            "AnonymousId": self.anonymous_id,
-            "UserId": self.user_id,
-            "CreatedAt": self.created_at,
-            "LastActivityAt": self.last_activity_at,
+            "SessionId": str(self.session_id),
+            "AnonymousId": str(self.anonymous_id),
+            "UserId": None if self.user_id is None else str(self.user_id),
+            "CreatedAt": iso_utc(self.created_at),
+            "LastActivityAt": iso_utc(self.last_activity_at),
             "DurationSeconds": duration_seconds(self.created_at, self.last_activity_at),
         }

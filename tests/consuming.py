@@ -74,10 +74,10 @@ class MemoryBroker:
 
 
 class RealBroker:
-    """The broker of KAFKA_BOOTSTRAP_SERVERS."""
+    """The broker of KAFKA_BOOTSTRAP_SERVERS, or another."""
 
-    def __init__(self) -> None:
-        self._servers = settings.KAFKA_BOOTSTRAP_SERVERS
+    def __init__(self, servers: list[str] | None = None) -> None:
+        self._servers = servers or settings.KAFKA_BOOTSTRAP_SERVERS
         self._producer = KafkaProducer(bootstrap_servers=self._servers, acks="all")
 
     def create(self, topic: str) -> None:

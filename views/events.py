@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
+from pinactivity.times import iso_utc
 from sessions.lifecycle import duration_seconds
 
 
@@ -36,14 +37,14 @@ class PropertyObjectViewEnded:
 
     def payload(self) -> dict[str, Any]:
         return {
-            "PropertyObjectViewId": self.property_object_view_id,
-            "PropertyObjectId": self.property_object_id,
-            "SessionId": self.session_id,
-            "AnonymousId": self.anonymous_id,
-            "UserId": self.user_id,
+            "PropertyObjectViewId": str(self.property_object_view_id),
+            "PropertyObjectId": str(self.property_object_id),
+            "SessionId": str(self.session_id),
+            "AnonymousId": str(self.anonymous_id),
+            "UserId": None if self.user_id is None else str(self.user_id),
             "ViewSource": self.view_source,
-            "ViewedAt": self.created_at,
-            "LastActivityAt": self.last_activity_at,
+            "ViewedAt": iso_utc(self.created_at),
+            "LastActivityAt": iso_utc(self.last_activity_at),
             "DurationSeconds": duration_seconds(self.created_at, self.last_activity_at),
             "FilterSnapshot": self.filter_snapshot,
         }

@@ -24,7 +24,6 @@ from kafka.errors import KafkaError
 from opentelemetry.context import Context
 
 from pinactivity import metrics, strict_json, tracing
-from pinactivity.clock import parse_time
 from pinactivity.faults import describe_fault
 from pinactivity.ids import parse_id
 from pinactivity.kafka.batch import Batch, BatchLimits
@@ -32,6 +31,7 @@ from pinactivity.kafka.dead_letters import dead_letter
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import Publisher
 from pinactivity.kafka.source import CommitRefused, Partition, RawRecord, Source
+from pinactivity.times import parse_time
 
 __all__ = [
     "BatchLimits",
@@ -392,6 +392,7 @@ class Consumer:
         raws = source.poll(seconds=self._poll_seconds(), most=max(self._batch.room, 1))
         self._progress_at = self._clock()
         dropped = self._drop(source.take_revoked())
+        metrics.CONSUMER_CONSUMED.labels(self.spec.group).inc(len(raws))
         for raw in raws:
             self._batch.append(self._take(raw))
         metrics.CONSUMER_LAG.labels(self.spec.group).set(source.lag())
@@ -441,7 +442,6 @@ class Consumer:
     # -- handle ----------------------------------------------------------------------------
 
     def _take(self, raw: RawRecord) -> _Taken:
-        metrics.CONSUMER_CONSUMED.labels(self.spec.group).inc()
         if raw.value is None:
             metrics.CONSUMER_TOMBSTONES.labels(self.spec.group).inc()
             return _Taken(raw, _State.SKIPPED)

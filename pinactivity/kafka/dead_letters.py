@@ -15,10 +15,10 @@ from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import NoError
 
-from pinactivity.clock import iso_utc
 from pinactivity.kafka.producer import Message, Publisher
 from pinactivity.kafka.source import Partition, RawRecord, to_raw
 from pinactivity.kafka.topics import dead_letter_topic, find_ends
+from pinactivity.times import iso_utc
 
 PREFIX = "dlq-"
 REASON = f"{PREFIX}reason"

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-from pinactivity.clock import parse_time
 from pinactivity.ids import parse_id
 from pinactivity.kafka.consumer import Poison, Record
+from pinactivity.times import parse_time
 
 Value = TypeVar("Value")
 

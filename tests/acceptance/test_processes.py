@@ -16,7 +16,8 @@ from django.db.models import QuerySet
 from outbox.models import OutboxMessage
 from outbox.tasks import relay
 from pinactivity.celery import app
-from pinactivity.clock import iso_utc, statement_time
+from pinactivity.clock import statement_time
+from pinactivity.times import iso_utc
 from pinactivity.ids import new_id
 from pinactivity.kafka.producer import KafkaPublisher, Message
 from pinactivity.kafka.topics import SESSION_LINKED, USER_SIGNED_IN

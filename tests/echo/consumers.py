@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +11,10 @@ from pinactivity.kafka.consumer import BatchLimits, ConsumerSpec, Entry, Poison,
 
 
 class EchoHandler:
-    """Writes a line a message. ECHO_DIE kills the process between the writing and the commit."""
+    """Writes a line a message.
+
+    ECHO_DIE kills the process between the writing and the commit, ECHO_HANG never comes back.
+    """
 
     def __init__(self) -> None:
         self._file = Path(os.environ["ECHO_FILE"])
@@ -22,6 +26,9 @@ class EchoHandler:
         return number
 
     def flush(self, entries: Sequence[Entry[int]]) -> None:
+        if "ECHO_HANG" in os.environ:
+            Path(os.environ["ECHO_HANG"]).touch()
+            threading.Event().wait()
         with self._file.open("a") as file:
             file.writelines(f"{entry.row}\n" for entry in entries)
         if "ECHO_DIE" in os.environ:

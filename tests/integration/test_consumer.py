@@ -22,7 +22,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from structlog.testing import capture_logs
 
-from embedded.stack import find_free_port
+from embedded.stack import find_free_port, private_server
 from pinactivity.kafka.consumer import PoisonLimitReached
 from pinactivity.kafka.dead_letters import DeadLetterOffice
 from pinactivity.kafka.producer import KafkaPublisher
@@ -403,6 +403,26 @@ def test_dead_letters_wait_while_their_broker_is_away_c54(
     assert bench.committed == 0
 
 
+def test_frozen_broker_is_waited_out(handler: NumberHandler) -> None:
+    """A broker of one's own, so that nobody else waits with us."""
+    with private_server("kafka") as server:
+        broker = RealBroker([server.address])
+        bench = Bench(broker)
+        bench.send(*range(10))
+        consumer = bench.consumer(handler)
+        drive(consumer, lambda: bench.committed == 10)
+        bench.send(*range(10, 20))
+        server.freeze()
+        thawing = threading.Timer(8, server.thaw)
+        thawing.start()
+        try:
+            consumer.run(lambda: len(set(handler.numbers)) == 20)
+        finally:
+            thawing.join()
+        assert bench.committed == 20
+        broker.close()
+
+
 # -- as processes, on the real broker ------------------------------------------------------
 
 
@@ -473,6 +493,25 @@ def test_sigterm_flushes_commits_and_exits_with_zero(echo: Echo) -> None:
 
     assert sorted(echo.numbers) == list(range(10))
     assert echo.bench.committed == 10
+
+
+def test_sigterm_ends_a_process_whose_sink_never_answers(echo: Echo) -> None:
+    hangs = echo.folder / "hangs"
+    echo.bench.send(1)
+    with echo.run(ECHO_HANG=str(hangs)) as process:
+        echo.wait_for(hangs.exists)
+        process.terminate()
+        assert process.wait(timeout=12) == 0
+    assert "stopped without flushing" in echo.log.read_text()
+    assert echo.bench.committed == 0
+
+
+def test_several_consumers_in_a_process_all_stop_when_one_does(echo: Echo) -> None:
+    """The signed-in consumer has nothing to read, and would go on for ever."""
+    echo.bench.send_bytes(*[b"no json"] * 2, key=b"k")
+    with echo.run("signed-in", CONSUMER_POISON_LIMIT="1") as process:
+        assert process.wait(timeout=90) == 1
+    assert "echo: more than 1 poison messages" in echo.log.read_text()
 
 
 def test_kill_between_writing_and_commit_delivers_again(echo: Echo) -> None:

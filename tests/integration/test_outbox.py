@@ -13,9 +13,10 @@ from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
 from outbox.relay import OutboxRelay
 from outbox.services import NotInTransaction, enqueue
-from pinactivity.clock import iso_utc, statement_time
+from pinactivity.clock import statement_time
 from pinactivity.ids import new_id
 from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher
+from pinactivity.times import iso_utc
 from sessions.events import SessionEnded, SessionLinked
 from tests.concurrency import run_together
 

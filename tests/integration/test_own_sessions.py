@@ -11,7 +11,8 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from pinactivity.clock import iso_utc, statement_time
+from pinactivity.clock import statement_time
+from pinactivity.times import iso_utc
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from outbox.models import OutboxMessage
-from pinactivity.clock import iso_utc, statement_time
+from pinactivity.clock import statement_time
 from pinactivity.ids import NIL, new_id
 from pinactivity.kafka.consumer import Entry, Poison, registered_consumers
 from pinactivity.kafka.testing import record
 from pinactivity.kafka.topics import USER_SIGNED_IN
+from pinactivity.times import iso_utc
 from sessions.consumers import SignedInHandler
 from sessions.models import Session
 from tests.factories import make_session, silent_session

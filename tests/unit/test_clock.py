@@ -8,7 +8,8 @@ import pytest
 import time_machine
 from django.db import connection, transaction
 
-from pinactivity.clock import iso_utc, statement_time, time_expression
+from pinactivity.clock import statement_time, time_expression
+from pinactivity.times import iso_utc
 from sessions.models import Session
 from tests.factories import make_session
 

@@ -278,6 +278,7 @@ def test_spans_join_the_trace_of_the_message_and_record_no_exception_text(
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(tracing, "tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(tracing, "_spans_are_sent", True)
     faults = [RuntimeError(SECRET)]
 
     def fail_once(entries: Sequence[Entry[int]]) -> None:
@@ -294,6 +295,17 @@ def test_spans_join_the_trace_of_the_message_and_record_no_exception_text(
     assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {trace_id}
     assert spans[1].status.status_code is trace.StatusCode.ERROR
     assert SECRET not in "".join(span.to_json() for span in spans)
+
+
+def test_events_of_a_flush_carry_the_trace_of_the_message_without_any_endpoint(
+    bench: Bench, handler: NumberHandler
+) -> None:
+    seen: list[str] = []
+    handler.on_flush = lambda _: seen.append(tracing.traceparent())
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    bench.send(1, headers={"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"})
+    drive(bench.consumer(handler, one_by_one=True), lambda: bench.committed == 1)
+    assert [traceparent.split("-")[1] for traceparent in seen] == [trace_id]
 
 
 def test_health_is_progress_and_waiting_is_alive() -> None:

@@ -1,0 +1,34 @@
+"""Times as text: ISO 8601 in UTC, on every wire."""
+
+import re
+from datetime import UTC, datetime
+
+_LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
+
+
+def parse_time(text: object) -> datetime:
+    """Read an ISO 8601 time with its offset (`Z` included), any number of fraction digits.
+
+    Fractions beyond microseconds are cut off: other platforms write seven digits.
+
+    Returns:
+        The time in UTC.
+
+    Raises:
+        ValueError: not a string, not ISO 8601, without an offset, or beyond years 1 to 9999.
+    """
+    if not isinstance(text, str) or len(text) > 64:
+        raise ValueError("Must be an ISO 8601 time with an offset.")
+    try:
+        moment = datetime.fromisoformat(_LONG_FRACTION.sub(r"\1", text))
+        in_utc = moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError("Must be an ISO 8601 time with an offset.") from None
+    if moment.tzinfo is None:
+        raise ValueError("Must be an ISO 8601 time with an offset.")
+    return in_utc
+
+
+def iso_utc(moment: datetime) -> str:
+    """Write an aware time as ISO 8601 in UTC with microseconds and `Z` (design, section 8)."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
