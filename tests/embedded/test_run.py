@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # its types are a package of their own
+import psutil
 import pytest
 
 from embedded import EmbeddedStack, attach

@@ -414,7 +414,8 @@ def test_token_without_a_kid_is_unauthorized_and_asks_nobody(
 ) -> None:
     identity.publish(jwk(rsa_key, "first"))
     assert_unauthorized(own_sessions(api, sign(rsa_key)))
-    for kid in (None, 1, ["first"], {}, ""):
+    kids: list[Any] = [None, 1, ["first"], {}, ""]
+    for kid in kids:
         header = {"alg": "RS256", "typ": "JWT", "kid": kid}
         assert own_sessions(api, f"{segment(header)}.{segment({})}.AA").status_code == 401
     assert identity.asked <= 1  # the empty one is a kid, if nobody's

@@ -637,10 +637,9 @@ def test_dead_letters_are_counted_by_reason(letters: Bench) -> None:
 
 
 def test_dead_letters_list_knows_the_registered_topics(kafka_topics: None) -> None:
-    create_all = StringIO()
-    call_command("create_topics", stdout=create_all)
+    call_command("create_topics", stdout=StringIO())
     topic = "pin.identity.user-signed-in.user-activity-identity-signed-in.dlq"
-    assert topic in run_command("list")
+    wait_until(lambda: topic in run_command("list"), what="the news of a topic just created")
 
 
 def test_dead_letter_is_shown_whole(letters: Bench) -> None:

@@ -1,5 +1,6 @@
 """Linking a device's session to a user, from the front end and from identity's event."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -312,7 +313,8 @@ def test_closing_and_link_at_once_close_the_session_once() -> None:
             except SessionNotFound:
                 return None
 
-        outcome, _ = run_together([switch, lambda: ActivityCloser(ActivityCloserOptions()).run()])
+        calls: list[Callable[[], Any]] = [switch, ActivityCloser(ActivityCloserOptions()).run]
+        outcome, _ = run_together(calls)
 
         closed = Session.objects.get(id=session.id)
         assert closed.close_reason == ("Switched" if outcome else "Inactivity")

@@ -4,14 +4,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
 from django.conf import settings as django_settings
 from django.db import connection
+from django.db.models import Sum
 from django.test import Client
 from prometheus_client import REGISTRY
 
@@ -82,19 +84,23 @@ def send(
     *,
     anonymous_id: object,
     address: str = HERE,
-    **headers: str,
+    headers: Mapping[str, str] | None = None,
 ) -> Any:
     return Client(REMOTE_ADDR=address).generic(
         method,
         path,
         b"" if body is None else json.dumps(body).encode(),
         content_type="application/json",
-        headers={"User-Agent": USER_AGENT, "X-Anonymous-Id": str(anonymous_id), **headers},
+        headers={"User-Agent": USER_AGENT, "X-Anonymous-Id": str(anonymous_id), **(headers or {})},
     )
 
 
-def start(*, anonymous_id: object = None, address: str = HERE, **headers: str) -> Any:
-    return send("POST", START, anonymous_id=anonymous_id or new_id(), address=address, **headers)
+def start(
+    *, anonymous_id: object = None, address: str = HERE, headers: Mapping[str, str] | None = None
+) -> Any:
+    return send(
+        "POST", START, anonymous_id=anonymous_id or new_id(), address=address, headers=headers
+    )
 
 
 def beat(session: Session, *, address: str = HERE) -> Any:
@@ -113,7 +119,7 @@ def link(session: Session, *, address: str = HERE) -> Any:
         LINK,
         anonymous_id=session.anonymous_id,
         address=address,
-        **bearer(development_token(USER)),
+        headers=bearer(development_token(USER)),
     )
 
 
@@ -336,9 +342,13 @@ def test_entries_that_anybody_may_write_do_not_evade_the_limit(
 
     def flood() -> list[bool]:
         return [
-            is_limited(start(**{"X-Forwarded-For": f"198.51.100.{number}, {HERE}:{number}"}))
-            for number in range(2)
-        ] + [is_limited(start(**{"X-Forwarded-For": f"{HERE}, {ELSEWHERE}"}))]
+            is_limited(start(headers={"X-Forwarded-For": entries}))
+            for entries in (
+                f"198.51.100.1, {HERE}:1",
+                f"198.51.100.2, {HERE}:2",
+                f"{HERE}, {ELSEWHERE}",
+            )
+        ]
 
     assert in_one_minute(flood) == [False, True, False]
 
@@ -550,6 +560,22 @@ def test_parallel_requests_with_crossing_keys_do_not_deadlock(
         return run_together(calls * 2)
 
     assert not any(in_one_minute(crossing))
+    assert postgres_log() == []
+
+
+@COMMITTED
+def test_keys_in_either_order_are_counted_in_one_order(
+    postgres_log: Callable[[], list[str]],
+) -> None:
+    def count(keys: list[str]) -> None:
+        for _ in range(100):
+            RateLimitWindow.objects.count_request(keys)
+
+    orders = [["a", "b"], ["b", "a"]]
+    run_together([partial(count, keys) for keys in orders * 4])
+
+    totals = RateLimitWindow.objects.values_list("key").annotate(Sum("count")).order_by("key")
+    assert list(totals) == [("a", 800), ("b", 800)]
     assert postgres_log() == []
 
 

@@ -29,7 +29,7 @@ from pinactivity.stopping import stop_on_signals
 
 log = structlog.get_logger(__name__)
 
-_STOP_SECONDS = 9.0
+_STOP_SECONDS = 8.5
 """For flush, commit and leaving, of the 10 s that a stop may take."""
 
 
