@@ -54,6 +54,8 @@ class System:
             "SECRET_KEY": os.environ.get("SECRET_KEY")
             or _kept_secret(data_dir / "secret-key", length=48),
             **_keys_of_tokens(data_dir),
+            # The embedded broker lets a first consumer in after half of it.
+            "CONSUMER_SESSION_TIMEOUT": os.environ.get("CONSUMER_SESSION_TIMEOUT", "00:00:06"),
             "DJANGO_SUPERUSER_PASSWORD": self.admin_password,
         }
 
