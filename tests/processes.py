@@ -1,11 +1,12 @@
 """The service's own processes, as an operator starts them, on the test's database."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -44,7 +45,9 @@ def running(argv: list[str], log: Path, **variables: str) -> Iterator[subprocess
     try:
         yield process
     finally:
-        process.kill()
+        # With its children: granian's worker would outlive it.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
-from django.db import close_old_connections, connection
+from django.db import connection
 from django.http import HttpResponseBase
 from django.test import Client
 
@@ -876,9 +876,7 @@ def test_invalid_request_is_told_so_even_while_postgresql_is_away(visit: Visit, 
 
 @COMMITTED
 @pytest.mark.parametrize("name", ["start", "beat", "open", "view beat"])
-def test_call_on_a_connection_that_was_cut_answers_503_and_the_next_one_works(
-    visit: Visit, name: str
-) -> None:
+def test_call_after_its_connection_was_cut_is_served_on_a_new_one(visit: Visit, name: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         (pid,) = cursor.fetchone()
@@ -889,12 +887,9 @@ def test_call_on_a_connection_that_was_cut_answers_503_and_the_next_one_works(
     finally:
         operator.close()
 
-    cut = send(visit.call(name), anonymous_id=visit.anonymous_id)
-    close_old_connections()  # a server does so between requests; Django's client does not
-    back = send(visit.call(name), anonymous_id=visit.anonymous_id)
+    response = send(visit.call(name), anonymous_id=visit.anonymous_id)
 
-    assert_unavailable(cut)
-    assert back.status_code == 200
+    assert response.status_code in {200, 201}
 
 
 @contextmanager
