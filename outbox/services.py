@@ -3,12 +3,12 @@
 import json
 from collections.abc import Iterable
 from typing import Any, Protocol
-from uuid import UUID
 
 import uuid_utils
 from django.db import connection
 
 from pinactivity import tracing
+from pinactivity.ids import Id
 
 
 class Event(Protocol):
@@ -23,7 +23,7 @@ class Event(Protocol):
     @property
     def CONTRACT_VERSION(self) -> int: ...
     @property
-    def aggregate_id(self) -> UUID: ...
+    def aggregate_id(self) -> Id: ...
     @property
     def version(self) -> int: ...
     def payload(self) -> dict[str, Any]:

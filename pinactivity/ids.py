@@ -5,9 +5,12 @@ from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
-__all__ = ["NIL", "new_id", "parse_id"]
+__all__ = ["NIL", "Id", "new_id", "parse_id"]
 
 NIL = UUID(int=0)
+
+Id = UUID | str
+"""An id on its way to a wire: as text where it came from SQL so, since a thousand of them count."""
 
 _HEX_32 = r"[0-9a-f]{32}"
 _DASHED = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from django.db import connection
 from psycopg.types.datetime import TimestamptzLoader
+from psycopg.types.string import TextLoader
 
 from outbox.services import enqueue
 from pinactivity.clock import statement_time
@@ -164,8 +165,10 @@ def _end(
     if not ids:
         return []
     with connection.cursor() as cursor:
-        # psycopg's own loader: Django's is Python, and takes ten times as long a value.
+        # Of 400 events a unit: psycopg's own loader of times, since Django's is Python and takes
+        # ten times as long, and ids as the text that the events want.
         cursor.cursor.adapters.register_loader("timestamptz", TimestamptzLoader)
+        cursor.cursor.adapters.register_loader("uuid", TextLoader)
         cursor.execute(statement, {"ids": list(ids), "reason": reason.value, "ended_at": ended_at})
         rows: list[tuple[Any, ...]] = cursor.fetchall()
     return rows

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
-from uuid import UUID
 
+from pinactivity.ids import Id
 from pinactivity.times import iso_utc
 from sessions.lifecycle import duration_seconds
 
@@ -18,15 +18,15 @@ class SessionLinked:
     AGGREGATE_TYPE: ClassVar = "Session"
     CONTRACT_VERSION: ClassVar = 1
 
-    session_id: UUID
-    anonymous_id: UUID
-    user_id: UUID
+    session_id: Id
+    anonymous_id: Id
+    user_id: Id
     linked_at: datetime
     version: int
     """The row's version after the change."""
 
     @property
-    def aggregate_id(self) -> UUID:
+    def aggregate_id(self) -> Id:
         return self.session_id
 
     def payload(self) -> dict[str, Any]:
@@ -47,16 +47,16 @@ class SessionEnded:
     AGGREGATE_TYPE: ClassVar = "Session"
     CONTRACT_VERSION: ClassVar = 1
 
-    session_id: UUID
-    anonymous_id: UUID
-    user_id: UUID | None
+    session_id: Id
+    anonymous_id: Id
+    user_id: Id | None
     created_at: datetime
     last_activity_at: datetime
     version: int
     """The row's version after the change."""
 
     @property
-    def aggregate_id(self) -> UUID:
+    def aggregate_id(self) -> Id:
         return self.session_id
 
     def payload(self) -> dict[str, Any]:

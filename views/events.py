@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
-from uuid import UUID
 
+from pinactivity.ids import Id
 from pinactivity.times import iso_utc
 from sessions.lifecycle import duration_seconds
 
@@ -18,11 +18,11 @@ class PropertyObjectViewEnded:
     AGGREGATE_TYPE: ClassVar = "PropertyObjectView"
     CONTRACT_VERSION: ClassVar = 1
 
-    property_object_view_id: UUID
-    property_object_id: UUID
-    session_id: UUID
-    anonymous_id: UUID
-    user_id: UUID | None
+    property_object_view_id: Id
+    property_object_id: Id
+    session_id: Id
+    anonymous_id: Id
+    user_id: Id | None
     """The session's user at closing time, not the snapshot of the opening."""
     view_source: str
     created_at: datetime
@@ -32,7 +32,7 @@ class PropertyObjectViewEnded:
     """The row's version after the change."""
 
     @property
-    def aggregate_id(self) -> UUID:
+    def aggregate_id(self) -> Id:
         return self.property_object_view_id
 
     def payload(self) -> dict[str, Any]:
