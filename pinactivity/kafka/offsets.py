@@ -1,11 +1,13 @@
 """Where a group reads on: set by an operator before a replay (design, section 10)."""
 
+import time
 from datetime import datetime
 
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import (
     IllegalGenerationError,
+    KafkaError,
     NoError,
     NonEmptyGroupError,
     RebalanceInProgressError,
@@ -21,6 +23,9 @@ _BUSY = (
     RebalanceInProgressError,
     NonEmptyGroupError,
 )
+
+
+_RETRY_SECONDS = 30.0
 
 
 class GroupBusy(Exception):
@@ -52,18 +57,31 @@ def move_offsets(
     places = _find(bootstrap_servers, topics, since)
     admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers, bootstrap_timeout_ms=10_000)
     try:
+        deadline = time.monotonic() + _RETRY_SECONDS
+        while fault := _alter(admin, group, places):
+            if fault in _BUSY:
+                raise GroupBusy(group)
+            # The first group of a new cluster has to wait for its coordinator.
+            if not fault.retriable or time.monotonic() > deadline:
+                raise fault
+            time.sleep(0.5)
+    finally:
+        admin.close()
+    return {(part.topic, part.partition): offset for part, offset in places.items()}
+
+
+def _alter(
+    admin: KafkaAdminClient, group: str, places: dict[TopicPartition, int]
+) -> type[KafkaError] | None:
+    """Set a group's offsets; returns the class of the first fault."""
+    try:
         answer = admin.alter_group_offsets(
             group,
             {part: OffsetAndMetadata(offset, "", -1) for part, offset in places.items()},
         )
-    finally:
-        admin.close()
-    for fault in answer.values():
-        if fault in _BUSY:
-            raise GroupBusy(group)
-        if fault is not NoError:
-            raise fault
-    return {(part.topic, part.partition): offset for part, offset in places.items()}
+    except KafkaError as fault:
+        return type(fault)
+    return next((fault for fault in answer.values() if fault is not NoError), None)
 
 
 def _find(
