@@ -120,7 +120,13 @@ class KafkaPublisher:
     def close(self) -> None:
         """See `Publisher`. What is not acknowledged by then stays with the caller."""
         producer, self._producer = self._producer, None
-        if producer is not None:
+        if producer is None:
+            return
+        try:
+            producer.close(timeout=1)
+        except (KafkaError, OSError):
+            # It raises before it stops its thread, which would go on and might send much later.
+            producer._sender.force_close()  # noqa: SLF001 - no public way ends it
             with suppress(KafkaError, OSError):
                 producer.close(timeout=1)
 
