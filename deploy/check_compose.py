@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # ships none
 
 COMPOSE = "docker-compose.yml"
 SECRET = re.compile(r"(?:^|_)(?:SECRET|PASSWORD|TOKEN|KEY)(?:_|$)")

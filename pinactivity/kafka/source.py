@@ -173,7 +173,7 @@ class KafkaSource:
         # No public method tells. Without this flush a partition's buffer is dropped and read
         # again, which is right but slow, and never ends where members come and go all the time.
         return (
-            not self._listener.is_under_way and self._consumer._coordinator.need_rejoin()  # noqa: SLF001
+            not self._listener.is_under_way and self._consumer._coordinator.need_rejoin()  # noqa: SLF001 - see above
         )
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
