@@ -17,6 +17,15 @@ from tests.kafka import TopicReader
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/120.0 Safari/537.36"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--storm-seconds",
+        type=float,
+        default=15,
+        help="how long test_opening_while_closing.py opens views under closers",
+    )
+
+
 @pytest.fixture
 def now() -> datetime:
     """A moment of the past, with microseconds, for services that take an explicit `now`."""

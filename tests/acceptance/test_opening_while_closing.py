@@ -1,0 +1,169 @@
+"""Views opened as fast as can be while closers close everything: INV-LV-007 from outside.
+
+`--storm-seconds 60` is the run that the design asks for; CI's is shorter.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from django.db import connection, connections
+
+from outbox.models import OutboxMessage
+from pinactivity.clock import statement_time
+from pinactivity.ids import new_id
+from sessions.closer import ActivityCloser
+from sessions.lifecycle import RunOutcome
+from sessions.models import Session
+from sessions.options import ActivityCloserOptions
+from tests.concurrency import Background
+from tests.factories import DEVICE
+from views.events import PropertyObjectViewEnded
+from views.lifecycle import ViewSource
+from views.models import PropertyObjectView
+from views.services import OpenedView, beat_view, open_view
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+OPENERS, CLOSERS = 4, 2
+# So few that openers meet each other in a session, and on an object.
+DEVICES = [new_id() for _ in range(6)]
+OBJECTS = [new_id() for _ in range(12)]
+
+
+@dataclass
+class Opener:
+    """A front end without manners: opens anything on any device, and now and then beats it."""
+
+    stop: threading.Event
+    sessions: dict[UUID, UUID]
+    """The session that each device was told last; openers share it, so it is often stale."""
+    opened: list[OpenedView] = field(default_factory=list)
+    beats_accepted: int = 0
+
+    def __call__(self) -> None:
+        chance = random.Random(id(self))
+        while not self.stop.is_set():
+            device = chance.choice(DEVICES)
+            view = open_view(
+                session_id=self.sessions.get(device, device),
+                anonymous_id=device,
+                user_id=None,
+                device=DEVICE,
+                property_object_id=chance.choice(OBJECTS),
+                view_source=ViewSource.MAP,
+                filter_snapshot=None,
+            )
+            self.sessions[device] = view.session_id
+            self.opened.append(view)
+            if len(self.opened) % 4 == 0:
+                self.beats_accepted += beat_view(view_id=view.view_id, anonymous_id=device)
+
+
+@dataclass
+class Closer:
+    """Runs whose clock is so far ahead that every row is due, even one touched just now."""
+
+    stop: threading.Event
+    runs: int = 0
+    sessions: int = 0
+    views: int = 0
+
+    def __call__(self) -> None:
+        options = ActivityCloserOptions()
+        ahead = options.inactivity_threshold + timedelta(minutes=1)
+        while not self.stop.is_set():
+            result = ActivityCloser(options).run(now=statement_time() + ahead)
+            assert (result.outcome, result.failures) == (RunOutcome.SUCCEEDED, 0)
+            self.runs += 1
+            self.sessions += result.closed_sessions
+            self.views += result.closed_views
+
+
+def test_no_snapshot_shows_an_active_view_in_an_inactive_session_inv_lv_007_inv_lv_008(
+    pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
+) -> None:
+    stop = threading.Event()
+    sessions: dict[UUID, UUID] = {}
+    openers = [Opener(stop, sessions) for _ in range(OPENERS)]
+    closers = [Closer(stop) for _ in range(CLOSERS)]
+    deadlocks = count_deadlocks()
+
+    snapshots = watch([*openers, *closers], stop, seconds=pytestconfig.getoption("storm_seconds"))
+    ActivityCloser(ActivityCloserOptions()).run(now=statement_time() + timedelta(hours=1))
+
+    assert count_deadlocks() == deadlocks
+    opened = [view for opener in openers for view in opener.opened]
+    figures = {
+        "opens": len(opened),
+        "new views": sum(view.is_new for view in opened),
+        "restarts": sum(view.restarted for view in opened),
+        "beats accepted": sum(opener.beats_accepted for opener in openers),
+        "closer runs": sum(closer.runs for closer in closers),
+        "sessions closed": sum(closer.sessions for closer in closers),
+        "views closed": sum(closer.views for closer in closers),
+        "snapshots": snapshots,
+    }
+    record_property("storm", figures)
+    print(figures)
+    assert all(figures.values())
+    # No open was lost, and none left a second row: what was answered is what is stored.
+    assert set(PropertyObjectView.objects.values_list("id", "session_id")) == {
+        (view.view_id, view.session_id) for view in opened
+    }
+    assert PropertyObjectView.objects.count() == figures["new views"]
+    # Each closed once, with one event (INV-LV-008).
+    assert not PropertyObjectView.objects.active().exists()
+    assert not Session.objects.active().exists()
+    ended = OutboxMessage.objects.filter(topic=PropertyObjectViewEnded.TOPIC)
+    assert sorted(ended.values_list("key", flat=True)) == sorted(
+        {str(view.view_id) for view in opened}
+    )
+
+
+def watch(calls: Sequence[Callable[[], None]], stop: threading.Event, *, seconds: float) -> int:
+    """Take snapshots for so long while the calls run; return how many there were.
+
+    Raises:
+        AssertionError: a snapshot shows an Active view in an Inactive session.
+        Exception: what a call raised.
+    """
+    ends_at = time.monotonic() + seconds
+    snapshots = 0
+    with ExitStack() as stack:
+        running = [stack.enter_context(Background(call)) for call in calls]
+        stack.callback(stop.set)
+        # One that is done before its time has failed: its result tells.
+        while time.monotonic() < ends_at and not any(run.is_done for run in running):
+            assert live_views_of_closed_sessions() == []
+            snapshots += 1
+    for run in running:
+        run.result()
+    return snapshots
+
+
+def live_views_of_closed_sessions() -> list[UUID]:
+    """One statement is one snapshot."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT view.id FROM property_object_views AS view"
+            " JOIN sessions AS session ON session.id = view.session_id"
+            " WHERE view.status = 'Active' AND session.status <> 'Active'"
+        )
+        return [view_id for (view_id,) in cursor.fetchall()]
+
+
+def count_deadlocks() -> int:
+    """Those of this database since ever; backends that have ended have told theirs."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot()")
+        cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        (deadlocks,) = cursor.fetchone()
+    assert isinstance(deadlocks, int)
+    return deadlocks
