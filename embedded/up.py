@@ -83,7 +83,8 @@ class System:
         self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])
         self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "1", "-n", "relay@%h"])
         self._spawn("worker-maintenance", [*worker, "-Q", "maintenance", "-c", "1", "-n", "m@%h"])
-        self._spawn("consumers", [sys.executable, "manage.py", "consume", "signed-in"])
+        consumers = ("signed-in", "view-stats")
+        self._spawn("consumers", [sys.executable, "manage.py", "consume", *consumers])
         self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / "beat-schedule")])
 
     def stop(self) -> None:

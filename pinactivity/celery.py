@@ -24,7 +24,7 @@ except ImproperlyConfigured as fault:
 
 app = Celery("pinactivity")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["pinactivity", "sessions", "outbox"])
+app.autodiscover_tasks(["pinactivity", "sessions", "views", "outbox"])
 
 
 @setup_logging.connect

@@ -45,6 +45,18 @@ CLOSER_CLOSE_LAG = Histogram(
     buckets=(*range(600, 1801, 30), 3600, 86_400),
 )
 
+# -- view statistics -----------------------------------------------------------------------
+
+VIEW_STATS_EVENTS = Counter(
+    "activity_view_stats_events_total",
+    "Events of ended views, by what they did to the statistics: Counted, Repeated (its view was"
+    " counted before), TooOld (it may have been, so it was skipped).",
+    ["outcome"],
+)
+VIEW_STATS_SEEN_PURGED = Counter(
+    "activity_view_stats_seen_purged_total", "Views that are no longer remembered as counted."
+)
+
 # -- outbox --------------------------------------------------------------------------------
 
 OUTBOX_PUBLISHED = Counter("outbox_published_total", "Messages that Kafka acknowledged.")

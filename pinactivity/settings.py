@@ -18,6 +18,7 @@ from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.logging import logging_config
 from pinactivity.options import RateLimitOptions
 from sessions.options import ActivityCloserOptions
+from views.options import ViewStatsOptions
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -65,6 +66,9 @@ OUTBOX = env.options(
     batch_size=env.int("OUTBOX_BATCH_SIZE", default=None),
     polling_interval=env.time_span("OUTBOX_POLLING_INTERVAL"),
     delivery_timeout=env.time_span("OUTBOX_DELIVERY_TIMEOUT"),
+)
+VIEW_STATS = env.options(
+    "VIEW_STATS", ViewStatsOptions, seen_kept=env.time_span("VIEW_STATS_SEEN_KEPT")
 )
 
 RATE_LIMITS = env.options(
@@ -166,6 +170,7 @@ def _tick(task: str, interval: timedelta) -> dict[str, Any]:
 CELERY_BEAT_SCHEDULE = {
     "close-inactive": _tick("sessions.tasks.close_inactive", ACTIVITY_CLOSER.polling_interval),
     "relay-outbox": _tick("outbox.tasks.relay", OUTBOX.polling_interval),
+    "purge-seen-views": _tick("views.tasks.purge_seen_views", timedelta(minutes=5)),
     "forget-rate-limits": _tick("pinactivity.tasks.forget_rate_limits", timedelta(minutes=5)),
 }
 

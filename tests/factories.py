@@ -10,7 +10,7 @@ from pinactivity.clock import statement_time
 from pinactivity.ids import new_id
 from sessions.device import Device, DeviceType
 from sessions.models import Session
-from views.models import PropertyObjectView
+from views.models import PropertyObjectView, PropertyObjectViewStats
 
 DEVICE = Device("Mozilla/5.0 (test)", "203.0.113.7", "Firefox 120", "Linux", DeviceType.DESKTOP)
 MINUTE = timedelta(minutes=1)
@@ -85,3 +85,16 @@ def silent_session(*, minutes: float, views: int = 0, **fields: Any) -> Session:
     for _ in range(views):
         make_view(session=session)
     return session
+
+
+def make_stats(**fields: Any) -> PropertyObjectViewStats:
+    """Make an object's figures, those of one view of a minute unless told otherwise."""
+    return PropertyObjectViewStats.objects.create(
+        **{
+            "property_object_id": new_id(),
+            "views_count": 1,
+            "total_duration_seconds": 60,
+            "last_viewed_at": statement_time(),
+            **fields,
+        }
+    )

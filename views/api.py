@@ -25,8 +25,10 @@ from views.serializers import (
     OpenViewBeacon,
     OpenViewRequest,
     ViewHeartbeatResponse,
+    ViewStatsResponse,
 )
 from views.services import beat_view, open_view
+from views.stats import stats_of
 
 
 class PropertyObjectViewsView(APIView):
@@ -96,3 +98,21 @@ class PropertyObjectViewHeartbeatView(APIView):
             raise Http404 from None
         beats.count((anonymous_id, identified))
         return Response({"Accepted": beat_view(view_id=identified, anonymous_id=anonymous_id)})
+
+
+class ViewStatsView(APIView):
+    @extend_schema(
+        operation_id="get_view_stats",
+        parameters=[
+            OpenApiParameter("property_object_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
+            *ANSWER_HEADERS,
+        ],
+        responses={200: ViewStatsResponse, **problems("NOT_FOUND")},
+    )
+    def get(self, request: Request, property_object_id: str) -> Response:
+        """Tell what the views of a property object add up to; zeros when it has none."""
+        try:
+            identified = parse_id(property_object_id)
+        except ValueError:
+            raise Http404 from None
+        return Response(ViewStatsResponse(stats_of(identified)).data)

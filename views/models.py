@@ -14,6 +14,13 @@ from pinactivity.ids import new_id
 from sessions.lifecycle import CloseReason, Status
 from sessions.models import Session, TouchedSession, choices, status_fields_agree
 from views.lifecycle import ViewSource
+from views.stats_models import PropertyObjectViewStats, PropertyObjectViewStatsSeen
+
+__all__ = [
+    "PropertyObjectView",
+    "PropertyObjectViewStats",  # Django finds an app's models here
+    "PropertyObjectViewStatsSeen",
+]
 
 
 class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):

@@ -6,10 +6,11 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from pinactivity.fields import IdField
+from pinactivity.fields import IdField, UtcField
 from pinactivity.openapi import BEACON_HELP
 from sessions.models import choices
 from views.lifecycle import FILTER_SNAPSHOT_BYTES, ViewSource
+from views.stats_models import PropertyObjectViewStats
 
 
 @extend_schema_field(
@@ -62,3 +63,16 @@ class OpenViewBeacon(OpenViewRequest):
     """The same as the JSON text that sendBeacon sends, which can set no header."""
 
     AnonymousId = IdField(required=False, help_text=BEACON_HELP)
+
+
+class ViewStatsResponse(serializers.Serializer[PropertyObjectViewStats]):
+    """Of the views that have ended; one under way is none of them yet."""
+
+    PropertyObjectId = serializers.UUIDField(source="property_object_id")
+    ViewsCount = serializers.IntegerField(source="views_count")
+    TotalDurationSeconds = serializers.IntegerField(source="total_duration_seconds")
+    LastViewedAt = UtcField(
+        source="last_viewed_at",
+        allow_null=True,
+        help_text="When the newest of them was opened; null when there is none.",
+    )

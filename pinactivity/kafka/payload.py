@@ -44,6 +44,21 @@ class Payload:
         """
         return self._read(name, parse_time)
 
+    def whole_number(self, name: str, *, most: int) -> int:
+        """Read a whole number from 0 to `most`.
+
+        Raises:
+            Poison: missing, null, not a JSON integer (`12.0` and `true` are none), or beyond.
+        """
+
+        def parse(value: object) -> int:
+            # isinstance would take a bool.
+            if type(value) is not int or not 0 <= value <= most:
+                raise ValueError(f"Must be from 0 to {most}.")
+            return value
+
+        return self._read(name, parse)
+
     def _read(self, name: str, parse: Callable[[object], Value]) -> Value:
         if not self.has(name):
             raise Poison(f"{_kebab(name)}-missing")

@@ -200,7 +200,7 @@ def test_unknown_device_is_in_no_operation_an_error_but_for_link() -> None:
         has_body = "requestBody" in operation.definition.raw
         case = operation.Case(
             headers={"X-Anonymous-Id": str(new_id())},
-            path_parameters={"view_id": str(new_id())},
+            path_parameters={"view_id": str(new_id()), "property_object_id": str(new_id())},
             body=body if has_body else schemathesis.core.NOT_SET,
             media_type="application/json" if has_body else None,
         )

@@ -21,12 +21,18 @@ from pinactivity.ids import new_id
 from sessions.closer import ActivityCloser
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
-from tests.factories import MINUTE, make_session, make_view, silent_session
-from views.models import PropertyObjectView
+from tests.factories import MINUTE, make_session, make_stats, make_view, silent_session
+from views.models import PropertyObjectView, PropertyObjectViewStats
 
 pytestmark = pytest.mark.django_db
 
-MODELS: list[type[Model]] = [Session, PropertyObjectView, OutboxMessage, ActivityCloserRun]
+MODELS: list[type[Model]] = [
+    Session,
+    PropertyObjectView,
+    PropertyObjectViewStats,
+    OutboxMessage,
+    ActivityCloserRun,
+]
 ADDRESS = "203.0.113.77"
 USER_AGENT = "SecretBrowser/7.7"
 MARKS = (ADDRESS, "SecretBrowser")
@@ -72,11 +78,13 @@ def support() -> Client:
 
 @pytest.fixture
 def closed() -> Session:
-    """A session that the job has closed, with two views, their events and the run."""
+    """A session that the job has closed, with two views, their figures, events and the run."""
     session = silent_session(
         minutes=13, views=2, user_id=new_id(), ip_address=ADDRESS, user_agent=USER_AGENT
     )
     ActivityCloser(ActivityCloserOptions()).run()
+    for view in session.views.all():
+        make_stats(property_object_id=view.property_object_id)
     session.refresh_from_db()
     assert session.status == "Inactive"
     return session
@@ -100,7 +108,7 @@ def test_every_page_renders_for_a_superuser(superuser: Client, closed: Session) 
 
     answers = {page: superuser.get(page) for page in pages}
 
-    assert len(pages) == 1 + len(MODELS) + 2 * (2 + 2 + 3 + 1)
+    assert len(pages) == 1 + len(MODELS) + 2 * (2 + 2 + 2 + 3 + 1)
     assert {page for page, answer in answers.items() if answer.status_code != 200} == set()
     assert [page for page, answer in answers.items() if b"<script>alert" in answer.content] == []
 
@@ -225,6 +233,13 @@ def test_view_is_found_by_each_id_in_any_spelling(
         else {str(each.id) for each in crowd.views.all()}
     )
     assert found(superuser, PropertyObjectView, getattr(view, field)) == expected
+
+
+def test_figures_are_found_by_their_object_in_any_spelling(
+    superuser: Client, crowd: Session
+) -> None:
+    object_id = crowd.views.earliest("id").property_object_id
+    assert found(superuser, PropertyObjectViewStats, object_id) == {str(object_id)}
 
 
 @pytest.mark.parametrize("field", ["message_id", "key"])
@@ -434,6 +449,7 @@ def test_changelist_takes_as_many_statements_for_many_rows_as_for_few(
     few = statements_of(superuser, url(model, "changelist"), count_statements)
     for _ in range(5):
         silent_session(minutes=30, views=3)
+        make_stats()
         ActivityCloser(ActivityCloserOptions()).run()
     many = statements_of(superuser, url(model, "changelist"), count_statements)
 

@@ -16,7 +16,14 @@ from tests.factories import make_session, make_view
 pytestmark = pytest.mark.django_db
 
 SCHEMA = "user_activity"
-TABLES = ["activity_closer_runs", "outbox_messages", "property_object_views", "sessions"]
+TABLES = [
+    "activity_closer_runs",
+    "outbox_messages",
+    "property_object_view_stats",
+    "property_object_view_stats_seen",
+    "property_object_views",
+    "sessions",
+]
 DJANGO_TABLES = {
     "auth_group",
     "auth_group_permissions",
@@ -78,6 +85,18 @@ COLUMNS = {
         "close_reason": "text",
         "version": "integer NOT NULL DEFAULT 1",
     },
+    "property_object_view_stats": {
+        "property_object_id": "uuid NOT NULL",
+        "views_count": "bigint NOT NULL DEFAULT 0",
+        "total_duration_seconds": "bigint NOT NULL DEFAULT 0",
+        "last_viewed_at": "timestamp with time zone",
+        "purged_views_count": "bigint NOT NULL DEFAULT 0",
+        "purged_duration_seconds": "bigint NOT NULL DEFAULT 0",
+    },
+    "property_object_view_stats_seen": {
+        "property_object_view_id": "uuid NOT NULL",
+        "seen_at": "timestamp with time zone NOT NULL",
+    },
     "outbox_messages": {
         "id": "bigint NOT NULL IDENTITY",
         "message_id": "uuid NOT NULL",
@@ -135,6 +154,11 @@ INDEXES = {
         "ix_outbox_messages_key": "(key)",
         "ix_outbox_messages_parked": "(parked_at) WHERE (parked_at IS NOT NULL)",
     },
+    "property_object_view_stats": {"property_object_view_stats_pkey": "UNIQUE (property_object_id)"},
+    "property_object_view_stats_seen": {
+        "property_object_view_stats_seen_pkey": "UNIQUE (property_object_view_id)",
+        "ix_property_object_view_stats_seen_seen_at": "(seen_at)",
+    },
     "activity_closer_runs": {
         "activity_closer_runs_pkey": "UNIQUE (id)",
         "ix_activity_closer_runs_started_at": "(started_at)",
@@ -160,6 +184,11 @@ CONSTRAINTS = {
         "ux_outbox_messages_message_id": "u",
         "chk_outbox_messages_published_or_parked": "c",
     },
+    "property_object_view_stats": {
+        "property_object_view_stats_pkey": "p",
+        "chk_property_object_view_stats_nonneg": "c",
+    },
+    "property_object_view_stats_seen": {"property_object_view_stats_seen_pkey": "p"},
     "activity_closer_runs": {
         "activity_closer_runs_pkey": "p",
         "chk_activity_closer_runs_finished": "c",

@@ -8,6 +8,7 @@ import pytest
 from outbox.options import OutboxOptions
 from pinactivity.errors import InvalidOptions
 from sessions.options import ActivityCloserOptions
+from views.options import COUNTED_FOR, ViewStatsOptions
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -141,3 +142,19 @@ def test_value_out_of_the_relays_bounds_is_named(field: str, value: Any) -> None
     with pytest.raises(InvalidOptions) as raised:
         OutboxOptions(**{field: value})
     assert list(raised.value.faults) == [field]
+
+
+@pytest.mark.parametrize("days", [90, 3650])
+def test_bounds_of_the_view_statistics_are_valid_themselves(days: int) -> None:
+    assert ViewStatsOptions(seen_kept=timedelta(days=days)).seen_kept == timedelta(days=days)
+
+
+@pytest.mark.parametrize("kept", [timedelta(days=90) - STEP, timedelta(days=3650) + STEP])
+def test_views_are_not_forgotten_while_their_events_still_count(kept: timedelta) -> None:
+    with pytest.raises(InvalidOptions) as raised:
+        ViewStatsOptions(seen_kept=kept)
+    assert list(raised.value.faults) == ["seen_kept"]
+
+
+def test_a_view_is_remembered_for_longer_than_its_event_counts() -> None:
+    assert ViewStatsOptions().seen_kept - COUNTED_FOR >= timedelta(days=10)

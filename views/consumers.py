@@ -1,0 +1,59 @@
+"""Ended views, counted into the statistics of their property objects."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from pinactivity.clock import statement_time
+from pinactivity.kafka.consumer import ConsumerSpec, Entry, Poison, Record, register
+from pinactivity.kafka.payload import Payload
+from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED
+from views.stats import EndedView, count_views
+
+_FUTURE_TOLERANCE = timedelta(hours=1)
+_MOST_SECONDS = 2**31 - 1
+"""What the contract's `int` holds: 68 years."""
+
+
+class ViewStatsHandler:
+    """Handles `property-object-view-ended`, one transaction a batch."""
+
+    def decode(self, record: Record) -> EndedView:
+        """Read what counts of an ended view.
+
+        Raises:
+            Poison: PropertyObjectViewId, PropertyObjectId, ViewedAt or DurationSeconds missing
+                or not what it should be; DurationSeconds not from 0 to 2^31 - 1.
+        """
+        payload = Payload(record)
+        return EndedView(
+            view_id=payload.id("PropertyObjectViewId"),
+            property_object_id=payload.id("PropertyObjectId"),
+            viewed_at=payload.time("ViewedAt"),
+            duration_seconds=payload.whole_number("DurationSeconds", most=_MOST_SECONDS),
+            recorded_at=record.created_at,
+        )
+
+    def flush(self, entries: Sequence[Entry[EndedView]]) -> None:
+        """Count the views that were not counted yet.
+
+        Raises:
+            Poison: a ViewedAt lies more than an hour ahead of the database's clock: it would be
+                the object's LastViewedAt until then.
+        """
+        now = statement_time()
+        if any(entry.row.viewed_at > now + _FUTURE_TOLERANCE for entry in entries):
+            raise Poison("viewed-at-in-the-future")
+        count_views([entry.row for entry in entries], now=now)
+
+    def close(self) -> None:
+        """Give up nothing."""
+
+
+register(
+    ConsumerSpec(
+        name="view-stats",
+        topics=(PROPERTY_OBJECT_VIEW_ENDED,),
+        group="user-activity-property-object-view-stats",
+        handler=ViewStatsHandler,
+    )
+)

@@ -1,0 +1,12 @@
+"""Celery's entry to the housekeeping of the view statistics."""
+
+from celery import shared_task
+from django.conf import settings
+
+from views.stats import purge_seen
+
+
+@shared_task(ignore_result=True)
+def purge_seen_views() -> None:
+    """Forget views that were counted long ago; harmless twice, late, or beside another."""
+    purge_seen(settings.VIEW_STATS)
