@@ -82,6 +82,12 @@ BEARER: Any = [{"bearer": []}]  # the decorator's annotation knows names only
 OPTIONAL_BEARER: Any = [{}, *BEARER]
 """A guest may call too, and a token that is not valid means a guest."""
 
+_MOMENT = {"type": "string", "anyOf": [{"format": "date"}, {"format": "date-time"}]}
+PERIOD = [
+    OpenApiParameter("From", _MOMENT, description="At this time or later; a date is its 00:00Z."),
+    OpenApiParameter("To", _MOMENT, description="Before this time, which is after From."),
+]
+
 PAGING = [
     OpenApiParameter("Cursor", str, description="NextCursor of the page before."),
     OpenApiParameter(

@@ -156,6 +156,8 @@ class Session(models.Model):
             models.Index(fields=["anonymous_id", "-created_at"], name="ix_sessions_anonymous"),
             models.Index(
                 fields=["user_id", "-created_at"],
+                # For views/selectors.py, which asks this of all sessions of a user.
+                include=["last_activity_at", "id"],
                 name="ix_sessions_user",
                 condition=Q(user_id__isnull=False),
             ),

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from drf_spectacular.utils import extend_schema_serializer
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
 from pinactivity.fields import IdField, UtcField
@@ -12,6 +13,19 @@ from sessions.lifecycle import LinkOutcome, Status, duration_seconds
 from sessions.models import Session, choices
 
 OUTCOMES = [(o.value, o.value) for o in LinkOutcome if o is not LinkOutcome.STALE]
+
+
+@extend_schema_field(OpenApiTypes.INT)
+class DurationSecondsField(serializers.Field[Any, Any, int | None, Any]):
+    """The Duration of a closed session or view in whole seconds; null while it is Active."""
+
+    def __init__(self) -> None:
+        super().__init__(source="*", read_only=True, allow_null=True)
+
+    def to_representation(self, row: Any) -> int | None:
+        if row.duration is None:
+            return None
+        return duration_seconds(row.created_at, row.last_activity_at)
 
 
 class StartedSessionResponse(serializers.Serializer[None]):
@@ -51,15 +65,10 @@ class OwnSession(serializers.Serializer[Session]):
     CreatedAt = UtcField(source="created_at")
     LastActivityAt = UtcField(source="last_activity_at")
     EndedAt = UtcField(source="ended_at", allow_null=True)
-    DurationSeconds = serializers.SerializerMethodField()
+    DurationSeconds = DurationSecondsField()
     Browser = serializers.CharField(source="browser")
     Os = serializers.CharField(source="os")
     DeviceType = serializers.ChoiceField(source="device_type", choices=choices(DeviceType))
-
-    def get_DurationSeconds(self, session: Session) -> int | None:
-        if session.duration is None:
-            return None
-        return duration_seconds(session.created_at, session.last_activity_at)
 
 
 class OwnSessionsResponse(serializers.Serializer[Any]):

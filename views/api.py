@@ -7,23 +7,32 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from pinactivity.auth import optional_user
+from pinactivity.auth import optional_user, required_actor
+from pinactivity.fields import read_id
 from pinactivity.ids import parse_id
 from pinactivity.openapi import (
     ANSWER_HEADERS,
+    BEARER,
     BODY_PROBLEMS,
     OPTIONAL_BEARER,
+    PAGING,
+    PERIOD,
     device_id,
     problems,
 )
+from pinactivity.pages import parse_page
+from pinactivity.periods import parse_period
 from pinactivity.request_headers import required_anonymous_id
 from pinactivity.throttling import beats, limit_call
 from sessions.api import calling_device
 from views.lifecycle import ViewSource
+from views.selectors import views_of_user
 from views.serializers import (
     OpenedViewResponse,
     OpenViewBeacon,
     OpenViewRequest,
+    OwnPropertyObjectView,
+    OwnPropertyObjectViewsResponse,
     ViewHeartbeatResponse,
     ViewStatsResponse,
 )
@@ -98,6 +107,37 @@ class PropertyObjectViewHeartbeatView(APIView):
             raise Http404 from None
         beats.count((anonymous_id, identified))
         return Response({"Accepted": beat_view(view_id=identified, anonymous_id=anonymous_id)})
+
+
+class OwnPropertyObjectViewsView(APIView):
+    @extend_schema(
+        operation_id="list_own_views",
+        parameters=[
+            OpenApiParameter("PropertyObjectId", OpenApiTypes.UUID, description="Of this object."),
+            *PERIOD,
+            *PAGING,
+            *ANSWER_HEADERS,
+        ],
+        responses={
+            200: OwnPropertyObjectViewsResponse,
+            **problems("UNAUTHORIZED", "VALIDATION_FAILED"),
+        },
+        auth=BEARER,
+    )
+    def get(self, request: Request) -> Response:
+        """List the views of the token's user, the newest first, guest ones before a sign-in too."""
+        actor = required_actor(request)
+        query = request.query_params
+        views, cursor = views_of_user(
+            actor.user_id,
+            parse_page(query),
+            parse_period(query),
+            property_object_id=(
+                read_id(query, "PropertyObjectId") if "PropertyObjectId" in query else None
+            ),
+        )
+        items = OwnPropertyObjectView(views, many=True)  # type: ignore[arg-type]  # many takes a list
+        return Response({"Items": items.data, "NextCursor": cursor})
 
 
 class ViewStatsView(APIView):

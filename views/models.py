@@ -134,7 +134,12 @@ class PropertyObjectView(models.Model):
                 name="ix_property_object_views_active_last_activity",
                 condition=Q(status=Status.ACTIVE.value),
             ),
-            models.Index(fields=["session", "created_at"], name="ix_property_object_views_session"),
+            models.Index(
+                fields=["session", "created_at"],
+                # For views/selectors.py: a user's views of one object.
+                include=["property_object_id", "id"],
+                name="ix_property_object_views_session",
+            ),
             models.Index(
                 fields=["property_object_id", "created_at"], name="ix_property_object_views_object"
             ),

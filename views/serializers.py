@@ -8,8 +8,11 @@ from rest_framework import serializers
 
 from pinactivity.fields import IdField, UtcField
 from pinactivity.openapi import BEACON_HELP
+from sessions.lifecycle import Status
 from sessions.models import choices
+from sessions.serializers import DurationSecondsField
 from views.lifecycle import FILTER_SNAPSHOT_BYTES, ViewSource
+from views.models import PropertyObjectView
 from views.stats_models import PropertyObjectViewStats
 
 
@@ -63,6 +66,27 @@ class OpenViewBeacon(OpenViewRequest):
     """The same as the JSON text that sendBeacon sends, which can set no header."""
 
     AnonymousId = IdField(required=False, help_text=BEACON_HELP)
+
+
+class OwnPropertyObjectView(serializers.Serializer[PropertyObjectView]):
+    """A view as its user sees it: what its event tells, and the status."""
+
+    PropertyObjectViewId = serializers.UUIDField(source="id")
+    PropertyObjectId = serializers.UUIDField(source="property_object_id")
+    SessionId = serializers.UUIDField(source="session_id")
+    AnonymousId = serializers.UUIDField(source="session.anonymous_id")
+    UserId = serializers.UUIDField(source="session.user_id")
+    ViewSource = serializers.ChoiceField(source="view_source", choices=choices(ViewSource))
+    Status = serializers.ChoiceField(source="status", choices=choices(Status))
+    ViewedAt = UtcField(source="created_at")
+    LastActivityAt = UtcField(source="last_activity_at")
+    DurationSeconds = DurationSecondsField()
+    FilterSnapshot = FilterSnapshotField(source="filter_snapshot", allow_null=True)
+
+
+class OwnPropertyObjectViewsResponse(serializers.Serializer[Any]):
+    Items = OwnPropertyObjectView(many=True)
+    NextCursor = serializers.CharField(allow_null=True)
 
 
 class ViewStatsResponse(serializers.Serializer[PropertyObjectViewStats]):

@@ -13,7 +13,7 @@ from datetime import timedelta
 from uuid import UUID
 
 import pytest
-from django.db import connection, connections
+from django.db import connection
 
 from outbox.models import OutboxMessage
 from pinactivity.clock import statement_time
@@ -111,7 +111,7 @@ def test_no_snapshot_shows_an_active_view_in_an_inactive_session_inv_lv_007_inv_
         "snapshots": snapshots,
     }
     record_property("storm", figures)
-    print(figures)
+    print(figures)  # noqa: T201 - the run's figures, for pytest -s
     assert all(figures.values())
     # No open was lost, and none left a second row: what was answered is what is stored.
     assert set(PropertyObjectView.objects.values_list("id", "session_id")) == {

@@ -11,6 +11,8 @@ from django.db import connection
 from outbox.models import OutboxMessage
 from pinactivity.clock import statement_time
 from pinactivity.ids import new_id
+from pinactivity.pages import Page
+from pinactivity.periods import Period
 from sessions.closer import ActivityCloser
 from sessions.errors import SessionNotFound
 from sessions.lifecycle import LinkOutcome, LinkState, decide_link
@@ -103,9 +105,10 @@ def test_guest_views_before_the_sign_in_are_in_the_users_history_ac7() -> None:
     other = make_view()
     link(session, A)
 
-    assert [view.id for view in views_of_user(A)] == [before.id]
+    everything = Page(None, 50), Period(None, None)
+    assert [view.id for view in views_of_user(A, *everything)[0]] == [before.id]
     assert PropertyObjectView.objects.get(id=before.id).user_id is None
-    assert not views_of_user(B).exists()
+    assert views_of_user(B, *everything) == ([], None)
     assert other.session.user_id is None
 
 

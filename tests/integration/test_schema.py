@@ -131,7 +131,9 @@ INDEXES = {
         "ux_sessions_active_anonymous": "UNIQUE (anonymous_id) WHERE (status = 'Active'::text)",
         "ix_sessions_active_last_activity": "(last_activity_at) WHERE (status = 'Active'::text)",
         "ix_sessions_anonymous": "(anonymous_id, created_at DESC)",
-        "ix_sessions_user": "(user_id, created_at DESC) WHERE (user_id IS NOT NULL)",
+        "ix_sessions_user": (
+            "(user_id, created_at DESC) INCLUDE (last_activity_at, id) WHERE (user_id IS NOT NULL)"
+        ),
         "ix_sessions_inactive_ended_at": "(ended_at) WHERE (status = 'Inactive'::text)",
     },
     "property_object_views": {
@@ -142,7 +144,9 @@ INDEXES = {
         "ix_property_object_views_active_last_activity": (
             "(last_activity_at) WHERE (status = 'Active'::text)"
         ),
-        "ix_property_object_views_session": "(session_id, created_at)",
+        "ix_property_object_views_session": (
+            "(session_id, created_at) INCLUDE (property_object_id, id)"
+        ),
         "ix_property_object_views_object": "(property_object_id, created_at)",
     },
     "outbox_messages": {
@@ -154,7 +158,9 @@ INDEXES = {
         "ix_outbox_messages_key": "(key)",
         "ix_outbox_messages_parked": "(parked_at) WHERE (parked_at IS NOT NULL)",
     },
-    "property_object_view_stats": {"property_object_view_stats_pkey": "UNIQUE (property_object_id)"},
+    "property_object_view_stats": {
+        "property_object_view_stats_pkey": "UNIQUE (property_object_id)"
+    },
     "property_object_view_stats_seen": {
         "property_object_view_stats_seen_pkey": "UNIQUE (property_object_view_id)",
         "ix_property_object_view_stats_seen_seen_at": "(seen_at)",
