@@ -1,7 +1,7 @@
 """Opening and beating property object views (design, section 6)."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -69,10 +69,19 @@ def test_opening_the_same_object_again_extends_its_view(now: datetime) -> None:
     first = open_on(session, now=now)
     object_id = PropertyObjectView.objects.get().property_object_id
 
-    again = open_on(session, property_object_id=object_id, now=now + 2 * MINUTE)
+    again = open_on(
+        session,
+        property_object_id=object_id,
+        view_source=ViewSource.SHARE,
+        filter_snapshot={"Rooms": 2},
+        now=now + 2 * MINUTE,
+    )
 
     assert (again.view_id, again.is_new) == (first.view_id, False)
-    assert PropertyObjectView.objects.get().last_activity_at == now + 2 * MINUTE
+    view = PropertyObjectView.objects.get()
+    assert view.last_activity_at == now + 2 * MINUTE
+    # How it was come by is told by the opening that made it.
+    assert (view.view_source, view.filter_snapshot) == ("Search", None)
 
 
 def test_opening_in_a_closed_session_restarts_in_the_same_transaction() -> None:
@@ -84,6 +93,45 @@ def test_opening_in_a_closed_session_restarts_in_the_same_transaction() -> None:
     assert opened.restarted
     assert opened.session_id == Session.objects.get(status="Active").id != session.id
     assert PropertyObjectView.objects.get().session_id == opened.session_id
+
+
+def test_restart_does_not_stand_without_its_view() -> None:
+    session = silent_session(minutes=13)
+    close_inactive()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "ALTER TABLE property_object_views ADD CONSTRAINT refuse_all CHECK (false) NOT VALID"
+        )
+    try:
+        with pytest.raises(IntegrityError, match="refuse_all"):
+            open_on(session)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE property_object_views DROP CONSTRAINT refuse_all")
+    assert not Session.objects.active().exists()
+
+
+def test_opening_with_the_id_of_an_older_session_goes_into_the_active_one() -> None:
+    """Another tab has restarted; both tabs go on in one session (INV-SES-001)."""
+    old = silent_session(minutes=13)
+    close_inactive()
+    active = make_session(anonymous_id=old.anonymous_id)
+
+    opened = open_on(old)
+
+    assert (opened.session_id, opened.restarted, opened.is_new) == (active.id, True, True)
+
+
+def test_opening_in_another_devices_session_leaves_that_alone() -> None:
+    theirs = silent_session(minutes=3)
+    own = new_id()
+
+    opened = open_on(theirs, anonymous_id=own)
+
+    assert opened.restarted
+    assert Session.objects.get(id=opened.session_id).anonymous_id == own
+    assert Session.objects.get(id=theirs.id).last_activity_at == theirs.last_activity_at
+    assert not PropertyObjectView.objects.filter(session_id=theirs.id).exists()
 
 
 def test_opening_in_an_abandoned_session_closes_it_with_its_views_c5() -> None:
@@ -144,6 +192,65 @@ def test_beat_of_a_closed_view_is_not_accepted_and_writes_nothing_inv_lv_003_c6(
     assert not beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
     assert (Session.objects.values().get(), PropertyObjectView.objects.values().get()) == before
     assert OutboxMessage.objects.count() == 1
+
+
+def test_beat_the_day_after_the_session_closed_changes_nothing_inv_lv_003_c6(
+    now: datetime,
+) -> None:
+    session = make_session(last_activity_at=now)
+    opened = open_on(session, now=now)
+    assert beat_view(view_id=opened.view_id, anonymous_id=session.anonymous_id, now=now + MINUTE)
+    ActivityCloser(ActivityCloserOptions()).run(now=now + 14 * MINUTE)
+    before = (Session.objects.values().get(), PropertyObjectView.objects.values().get())
+    assert before[1]["duration"] == MINUTE
+
+    assert not beat_view(
+        view_id=opened.view_id, anonymous_id=session.anonymous_id, now=now + timedelta(days=1)
+    )
+
+    assert (Session.objects.values().get(), PropertyObjectView.objects.values().get()) == before
+    assert OutboxMessage.objects.count() == 2
+
+
+def test_view_left_silent_closes_while_its_session_lives_on_inv_lv_004(now: datetime) -> None:
+    session = make_session(last_activity_at=now)
+    left = open_on(session, now=now)
+    looked_at = open_on(session, now=now)
+    closer = ActivityCloser(ActivityCloserOptions())
+    for minute in range(1, 15):
+        moment = now + minute * MINUTE
+        assert beat_view(view_id=looked_at.view_id, anonymous_id=session.anonymous_id, now=moment)
+        closer.run(now=moment)
+
+    closed = PropertyObjectView.objects.get(id=left.view_id)
+    assert (closed.status, closed.close_reason) == ("Inactive", "Inactivity")
+    assert (closed.duration, closed.ended_at) == (timedelta(0), now + 13 * MINUTE)
+    assert PropertyObjectView.objects.get(id=looked_at.view_id).status == "Active"
+    assert Session.objects.get().status == "Active"
+    assert OutboxMessage.objects.get().key == str(left.view_id)
+
+    again = open_on(session, property_object_id=closed.property_object_id, now=moment)
+    assert (again.is_new, again.restarted, again.session_id) == (True, False, session.id)
+
+
+def test_view_that_many_would_close_at_once_closes_once_inv_lv_008() -> None:
+    """Closers, beats and openings meet at abandoned views of a live session."""
+    for _ in range(5):
+        session = silent_session(minutes=1)
+        old = make_view(session=session, silent=30 * MINUTE)
+
+        def beat(session: Session = session, old: PropertyObjectView = old) -> None:
+            assert not beat_view(view_id=old.id, anonymous_id=session.anonymous_id)
+
+        def reopen(session: Session = session, old: PropertyObjectView = old) -> None:
+            open_on(session, property_object_id=old.property_object_id)
+
+        run_together([close_inactive, beat, reopen] * 3)
+
+        closed = PropertyObjectView.objects.get(id=old.id)
+        assert (closed.status, closed.duration, closed.version) == ("Inactive", MINUTE, 2)
+        assert OutboxMessage.objects.filter(key=str(old.id)).count() == 1
+        assert PropertyObjectView.objects.active().get(session=session).id != old.id
 
 
 @pytest.mark.parametrize("whose", ["unknown", "foreign"])
