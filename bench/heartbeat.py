@@ -27,7 +27,7 @@ from django.conf import settings
 from django.db import connection
 
 from bench.measure import BenchFailed, conclude, own_database, say
-from sessions.models import EXTEND_STATEMENT
+from sessions.models import EXTEND
 
 HEARTBEAT, NO_OP, STATEMENT = "heartbeat", "no-op", "bare statement"
 _USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/120.0 Safari/537.36"
@@ -152,7 +152,7 @@ def _statement_caller(sessions: list[tuple[str, str]]) -> Callable[[], Callable[
                 "abandoned_after": after,
                 "now": None,
             }
-            if database.execute(EXTEND_STATEMENT, parameters).fetchone() is None:
+            if database.execute(EXTEND.text, parameters).fetchone() is None:
                 raise BenchFailed("A beat met no session.")
 
         return call
@@ -204,7 +204,7 @@ def main() -> None:
         sessions = _make_sessions(options.sessions)
         with _server() as port:
             ways = {
-                NO_OP: _http_caller(port, _requests("/bench/noop", sessions)),
+                NO_OP: _http_caller(port, _requests("/api/user-activity/sessions/noop", sessions)),
                 HEARTBEAT: _http_caller(
                     port, _requests("/api/user-activity/sessions/heartbeat", sessions)
                 ),

@@ -1,12 +1,12 @@
-"""The service's paths, and /bench/noop: the floor of any endpoint on this server."""
+"""The service's paths, with one more beside the heartbeat's: the floor of any endpoint there."""
 
 from django.urls import path
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from pinactivity.urls import handler400, handler404, handler500
-from pinactivity.urls import urlpatterns as service_urlpatterns
+import sessions.urls
+from pinactivity.urls import handler400, handler404, handler500, urlpatterns
 
 __all__ = ["handler400", "handler404", "handler500", "urlpatterns"]
 
@@ -17,4 +17,5 @@ class NoOpView(APIView):
         return Response({"SessionId": "00000000-0000-0000-0000-000000000000", "Restarted": False})
 
 
-urlpatterns = [path("bench/noop", NoOpView.as_view()), *service_urlpatterns]
+# Found in as many steps as the heartbeat, and under /api/ as it is, for what middleware does there.
+sessions.urls.urlpatterns.insert(1, path("sessions/noop", NoOpView.as_view()))

@@ -17,10 +17,14 @@ def discard_closed_connection(**_: Any) -> None:
     """Close this thread's connection if the server has, so that the next use opens a new one."""
     if connection.connection is None or connection.in_atomic_block:
         return
-    poll = select.poll()
-    poll.register(connection.connection.fileno(), select.POLLIN)
-    if poll.poll(0):
+    if connection.connection.closed or _has_input(connection.connection.fileno()):
         connection.close()
+
+
+def _has_input(socket: int) -> bool:
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def watch_requests() -> None:

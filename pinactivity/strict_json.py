@@ -28,13 +28,7 @@ def loads(document: bytes) -> Any:
             than 32.
     """
     try:
-        value = json.loads(
-            document.decode(),
-            object_pairs_hook=_object,
-            parse_constant=_refuse_constant,
-            parse_float=_float,
-            parse_int=_integer,
-        )
+        value = _DECODER.decode(document.decode())
     except InvalidJSON:
         raise
     except UnicodeDecodeError:
@@ -88,3 +82,11 @@ def _walk(value: Any, depth: int) -> None:
     elif isinstance(value, list):
         for part in value:
             _walk(part, depth + 1)
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_constant=_refuse_constant,
+    parse_float=_float,
+    parse_int=_integer,
+)

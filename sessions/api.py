@@ -102,7 +102,7 @@ class SessionHeartbeatView(APIView):
             # Else beats with new ids would be starts that nothing counts.
             admit_restart=lambda: limit_start(address=device.ip_address),
         )
-        return Response({"SessionId": beat.session.session_id, "Restarted": beat.restarted})
+        return Response({"SessionId": str(beat.session.session_id), "Restarted": beat.restarted})
 
 
 class SessionLinkView(APIView):

@@ -11,6 +11,7 @@ from django.db.models import F, Q
 from django.db.models.expressions import Combinable
 
 from pinactivity.ids import new_id
+from pinactivity.prepared import PreparedStatement
 from sessions.device import Device, DeviceType
 from sessions.lifecycle import CloseReason, RunOutcome, Status
 
@@ -57,6 +58,13 @@ class SessionQuerySet(models.QuerySet["Session"]):
         """Active and silent since before `cutoff`, oldest first."""
         return self.active().filter(last_activity_at__lt=cutoff).order_by("last_activity_at")
 
+
+_SessionManager = models.Manager.from_queryset(SessionQuerySet)
+
+
+class SessionManager(_SessionManager["Session"]):
+    """The statements on one session; on the manager, since a beat has no use for a queryset."""
+
     def extend(
         self,
         *,
@@ -73,13 +81,15 @@ class SessionQuerySet(models.QuerySet["Session"]):
         Returns:
             The session, or None when no row matched: closed, abandoned, unknown or foreign.
         """
-        return _touch(
-            EXTEND_STATEMENT,
-            session_id=session_id,
-            anonymous_id=anonymous_id,
-            abandoned_after=abandoned_after,
-            now=now,
+        row = EXTEND.fetch_one(
+            {
+                "session_id": session_id,
+                "anonymous_id": anonymous_id,
+                "abandoned_after": abandoned_after,
+                "now": now,
+            }
         )
+        return None if row is None else TouchedSession(*row)
 
     def start(
         self,
@@ -100,20 +110,25 @@ class SessionQuerySet(models.QuerySet["Session"]):
             abandoned. That row is locked then, until the transaction ends.
         """
         proposed = new_id()
-        touched = _touch(
-            _START,
-            session_id=proposed,
-            anonymous_id=anonymous_id,
-            user_id=user_id,
-            user_agent=device.user_agent,
-            ip_address=device.ip_address,
-            browser=device.browser,
-            os=device.os,
-            device_type=device.device_type.value,
-            abandoned_after=abandoned_after,
-            now=now,
-        )
-        return (touched, touched.session_id == proposed) if touched else None
+        parameters: dict[str, Any] = {
+            "session_id": proposed,
+            "anonymous_id": anonymous_id,
+            "user_id": user_id,
+            "user_agent": device.user_agent,
+            "ip_address": device.ip_address,
+            "browser": device.browser,
+            "os": device.os,
+            "device_type": device.device_type.value,
+            "abandoned_after": abandoned_after,
+            "now": now,
+        }
+        with connection.cursor() as cursor:
+            cursor.execute(_START, parameters)
+            row = cursor.fetchone()
+        if row is None:
+            return None
+        touched = TouchedSession(*row)
+        return touched, touched.session_id == proposed
 
 
 class Session(models.Model):
@@ -141,7 +156,7 @@ class Session(models.Model):
     os = models.TextField(blank=True)
     device_type = models.TextField(choices=choices(DeviceType))
 
-    objects = SessionQuerySet.as_manager()
+    objects = SessionManager()
 
     DEVICE_COLUMNS = ("ip_address", "user_agent", "browser", "os", "device_type")
 
@@ -227,19 +242,22 @@ class ActivityCloserRun(models.Model):
 # Raw SQL, because Django has neither UPDATE .. RETURNING nor ON CONFLICT .. DO UPDATE .. WHERE,
 # and a load before the write would be a race (INV-SES-001, INV-SES-003).
 _NOW = "coalesce(%(now)s, statement_timestamp())"
-_ALIVE = f"sessions.last_activity_at >= {_NOW} - %(abandoned_after)s"
+_ALIVE = f"sessions.last_activity_at >= {_NOW} - %(abandoned_after)s::interval"
 _FORWARD = f"greatest(sessions.last_activity_at, {_NOW})"
 _RETURNING = (
     "RETURNING sessions.id, sessions.anonymous_id, sessions.user_id,"
     f" greatest({_NOW}, sessions.created_at)"
 )
 
-EXTEND_STATEMENT = f"""
+EXTEND = PreparedStatement(
+    "extend_session",
+    f"""
     UPDATE sessions SET last_activity_at = {_FORWARD}
     WHERE id = %(session_id)s AND anonymous_id = %(anonymous_id)s
       AND status = 'Active' AND {_ALIVE}
     {_RETURNING}
-"""
+    """,
+)
 
 _START = f"""
     INSERT INTO sessions (
@@ -256,10 +274,3 @@ _START = f"""
     DO UPDATE SET last_activity_at = {_FORWARD} WHERE {_ALIVE}
     {_RETURNING}
 """
-
-
-def _touch(statement: str, **parameters: Any) -> TouchedSession | None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
-        row = cursor.fetchone()
-    return row and TouchedSession(*row)
