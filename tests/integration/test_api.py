@@ -1066,3 +1066,48 @@ def test_duration_of_30_days_fits_everywhere_c22() -> None:
     assert Session.objects.get(id=session.id).duration == timedelta(days=30)
     payload = json.loads(OutboxMessage.objects.get().payload)
     assert payload["DurationSeconds"] == 30 * 86_400
+
+
+def test_race_that_never_ends_is_409_to_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be made at will: the closing of the abandoned row is taken out instead."""
+    monkeypatch.setattr("sessions.services.close_sessions", lambda *_, **__: None)
+    session = silent_session(minutes=60)
+    start = Call("POST", START, None)
+    beat = Call("POST", BEAT, {"SessionId": str(session.id)})
+    opening = Call(
+        "POST",
+        OPEN,
+        {
+            "SessionId": str(session.id),
+            "PropertyObjectId": str(new_id()),
+            "ViewSource": "Catalog",
+        },
+    )
+
+    for call in (start, beat, opening):
+        response = send(call, anonymous_id=str(session.anonymous_id))
+        assert (response.status_code, problem(response)["code"]) == (
+            409,
+            "USER_ACTIVITY_SESSION_ACTIVE_RACE",
+        )
+        assert response.headers["Retry-After"] == "1"
+    assert Session.objects.count() == 1
+    assert not PropertyObjectView.objects.exists()
+
+
+def test_fault_of_our_own_is_a_problem_without_its_text(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: Any) -> None:
+        raise RuntimeError(MARKER)
+
+    monkeypatch.setattr("sessions.api.beat_session", fail)
+    response = Client(raise_request_exception=False).post(
+        BEAT,
+        visit.call("beat").body,
+        "application/json",
+        headers={"User-Agent": USER_AGENT, "X-Anonymous-Id": visit.anonymous_id},
+    )
+
+    assert (response.status_code, problem(response)["code"]) == (500, "INTERNAL_ERROR")
+    assert MARKER not in response.content.decode()
