@@ -18,6 +18,7 @@ from pinactivity.kafka.consumer import (
     Poison,
     Record,
     SinkUnavailable,
+    registered_consumers,
 )
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher, Message, Publisher
@@ -293,6 +294,24 @@ class RefusingPublisher:
 
     def close(self) -> None:
         self._publisher.close()
+
+
+def real_consumer(name: str) -> Consumer:
+    """Return a member of a consumer of the service, on the real broker."""
+    spec = registered_consumers()[name]
+    servers = settings.KAFKA_BOOTSTRAP_SERVERS
+    return Consumer(
+        spec,
+        open_source=lambda: KafkaSource(
+            bootstrap_servers=servers,
+            topics=spec.topics,
+            group=spec.group,
+            max_poll_interval=FIVE_MINUTES,
+            session_timeout=SESSION_TIMEOUT,
+        ),
+        publisher=KafkaPublisher(bootstrap_servers=servers, delivery_timeout=timedelta(seconds=4)),
+        options=ConsumerOptions(),
+    )
 
 
 def drive(consumer: Consumer, until: Callable[[], object], *, seconds: float = 90) -> None:

@@ -1,9 +1,20 @@
-"""Reading topics back, without a group: from where they ended to where they end now."""
+"""Topics of the real broker: filled from the outbox, read back, and left to be.
+
+Reading needs no group: from where a topic ended to where it ends now.
+"""
+
+import time
+from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
+from outbox.models import OutboxMessage
+from outbox.options import OutboxOptions
+from outbox.relay import OutboxRelay
+from pinactivity.kafka.offsets import GroupBusy, move_offsets
+from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.topics import find_ends
 
 
@@ -29,3 +40,33 @@ class TopicReader:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+def publish_outbox() -> None:
+    """Publish everything that the outbox holds."""
+    publisher = KafkaPublisher(
+        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS, delivery_timeout=timedelta(seconds=30)
+    )
+    try:
+        OutboxRelay(publisher=publisher, options=OutboxOptions()).run()
+    finally:
+        publisher.close()
+    assert not OutboxMessage.objects.filter(published_at__isnull=True).exists()
+
+
+def skip_to_end(topics: tuple[str, ...], group: str) -> None:
+    """Let a group go on at the end of its topics; waits until killed members are forgotten."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            move_offsets(
+                bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+                topics=topics,
+                group=group,
+                since=datetime.now(UTC) + timedelta(days=1),
+            )
+        except GroupBusy:
+            assert time.monotonic() < deadline, f"{group} has members"
+            time.sleep(0.5)
+        else:
+            return

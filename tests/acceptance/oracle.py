@@ -314,6 +314,16 @@ def view_totals(sessions: Sequence[ExpectedSession]) -> Totals:
     return Totals(len(seconds), sum(seconds))
 
 
+def last_viewed_by_object(sessions: Sequence[ExpectedSession]) -> dict[UUID, datetime]:
+    """Return, per PropertyObjectId, when its newest view was opened: LastViewedAt (section 6)."""
+    newest: dict[UUID, datetime] = {}
+    for session in sessions:
+        for view in session.views:
+            object_id = view.property_object_id
+            newest[object_id] = max(newest.get(object_id, view.created_at), view.created_at)
+    return newest
+
+
 def view_totals_by_object(sessions: Sequence[ExpectedSession]) -> dict[UUID, Totals]:
     """Return, per PropertyObjectId, the number of views and the sum of their whole seconds.
 

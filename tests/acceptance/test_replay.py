@@ -12,14 +12,19 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from outbox.models import OutboxMessage
-from outbox.options import OutboxOptions
-from outbox.relay import OutboxRelay
-from pinactivity.kafka.producer import KafkaPublisher
+from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.locks import REPLAY, advisory_lock
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
 from tests.acceptance import oracle
-from views.models import PropertyObjectView
+from tests.consuming import drive, real_consumer
+from tests.kafka import publish_outbox, skip_to_end
+from views.models import (
+    PropertyObjectView,
+    PropertyObjectViewStats,
+    PropertyObjectViewStatsSeen,
+)
+from views.stats import RebuildResult, rebuild_stats
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -79,6 +84,14 @@ def rows_in_postgres() -> tuple[set[Any], set[Any]]:
     return set(sessions), set(views)
 
 
+@pytest.fixture
+def _stats_from_here(kafka_topics: None) -> None:
+    """The statistics' consumer is to read this test's events only."""
+    spec = registered_consumers()["view-stats"]
+    skip_to_end(spec.topics, spec.group)
+
+
+@pytest.mark.usefixtures("_stats_from_here")
 @pytest.mark.parametrize("minutes", [12, 10])
 def test_shipped_visits_become_exactly_the_predicted_rows_and_events(
     minutes: int,
@@ -98,7 +111,7 @@ def test_shipped_visits_become_exactly_the_predicted_rows_and_events(
     assert f"{len(sessions)} sessions and {len(views)} views closed" in summary
     assert not ActivityCloserRun.objects.exists()
 
-    publish_all()
+    publish_outbox()
     assert_events_are_one_to_one(
         read_topic(SESSION_ENDED), Session, "Session", predicted_session_payloads(expected)
     )
@@ -109,16 +122,30 @@ def test_shipped_visits_become_exactly_the_predicted_rows_and_events(
         predicted_view_payloads(expected),
     )
 
+    consume_view_stats(count=len(views))
+    assert_stats_are(expected)
 
-def publish_all() -> None:
-    publisher = KafkaPublisher(
-        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS, delivery_timeout=timedelta(seconds=30)
+
+def consume_view_stats(*, count: int) -> None:
+    """Run the statistics' consumer until it has counted so many views."""
+    consumer = real_consumer("view-stats")
+    drive(consumer, lambda: PropertyObjectViewStatsSeen.objects.count() >= count)
+    consumer.close()
+
+
+def assert_stats_are(expected: list[oracle.ExpectedSession]) -> None:
+    last_viewed = oracle.last_viewed_by_object(expected)
+    assert set(
+        PropertyObjectViewStats.objects.values_list(
+            "property_object_id", "views_count", "total_duration_seconds", "last_viewed_at"
+        )
+    ) == {
+        (object_id, totals.count, totals.total_seconds, last_viewed[object_id])
+        for object_id, totals in oracle.view_totals_by_object(expected).items()
+    }
+    assert rebuild_stats(repair=False) == RebuildResult(
+        objects=len(last_viewed), views=oracle.view_totals(expected).count
     )
-    try:
-        OutboxRelay(publisher=publisher, options=OutboxOptions()).run()
-    finally:
-        publisher.close()
-    assert not OutboxMessage.objects.filter(published_at__isnull=True).exists()
 
 
 def predicted_session_payloads(expected: list[oracle.ExpectedSession]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tests.acceptance.oracle import (
     expected_session_ended_payload,
     expected_view_ended_payload,
     format_time,
+    last_viewed_by_object,
     predict,
     property_object_id,
     read_visits,
@@ -468,4 +469,8 @@ def test_totals_count_rows_and_add_whole_seconds() -> None:
     assert view_totals_by_object(sessions) == {
         property_object_id(5): Totals(2, 13),
         property_object_id(6): Totals(1, 0),
+    }
+    assert last_viewed_by_object(sessions) == {
+        property_object_id(5): START + timedelta(seconds=20),
+        property_object_id(6): START + timedelta(seconds=40),
     }
