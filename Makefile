@@ -11,7 +11,7 @@ DUMMY := PINACTIVITY_DEVELOPMENT=true DATABASE_URL=postgresql://nobody@127.0.0.1
 
 SCHEMA = $(DUMMY) $(BIN)/python manage.py spectacular --fail-on-warn --validate
 
-.PHONY: help up test test-kafka lint types check schema bench requirements
+.PHONY: help up test test-kafka lint types check schema alerts bench requirements
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,9 @@ check: .venv/dev ## Check Django's configuration, migrations, imports, schema an
 
 schema: .venv/dev ## Write the API's schema, docs/openapi.yaml
 	$(SCHEMA) --file docs/openapi.yaml
+
+alerts: ## Check Prometheus' files and run the tests of the alerts, by promtool
+	deploy/prometheus/promtool.sh
 
 bench: .venv/dev ## Measure one thing against its limit: make bench NAME=closer
 	PINACTIVITY_DEVELOPMENT=true $(BIN)/python -m embedded run --throwaway -- $(BIN)/python -m bench.$(NAME) $(ARGS)

@@ -255,12 +255,13 @@ def image_content(services: Services, repository: Repository) -> Iterator[str]:
 
 def scraping(services: Services, repository: Repository) -> Iterator[str]:
     """Prometheus asks services that exist."""
-    config = yaml.load((repository.root / "deploy" / "prometheus.yml").read_text(), _Loader)  # noqa: S506 - a SafeLoader
+    path = Path("deploy", "prometheus", "prometheus.yml")
+    config = yaml.load((repository.root / path).read_text(), _Loader)  # noqa: S506 - a SafeLoader
     for job in config["scrape_configs"]:
         for discovery in job.get("dns_sd_configs", []):
             for name in discovery["names"]:
                 if name not in services:
-                    yield f"deploy/prometheus.yml: there is no service {name}"
+                    yield f"{path}: there is no service {name}"
 
 
 CHECKS: tuple[Callable[[Services, Repository], Iterator[str]], ...] = (

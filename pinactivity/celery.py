@@ -8,12 +8,21 @@ import os
 import sys
 from typing import Any
 
-import prometheus_client
 import structlog
 from celery import Celery
-from celery.signals import beat_init, setup_logging, task_failure, worker_init
+from celery.signals import (
+    after_task_publish,
+    beat_init,
+    setup_logging,
+    task_failure,
+    task_postrun,
+    task_prerun,
+    worker_init,
+)
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+
+from pinactivity.process_server import Report, start_serving
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
 
@@ -33,14 +42,34 @@ def _keep_logging(**_: Any) -> None:
 
 
 @worker_init.connect
+def _start_worker(sender: Any, **_: Any) -> None:
+    from pinactivity.liveness import WorkerProgress, report_worker  # noqa: PLC0415 - needs the apps
+
+    progress = WorkerProgress()
+    task_prerun.connect(lambda task_id, **_: progress.begin(task_id), weak=False)
+    task_postrun.connect(lambda task_id, **_: progress.end(task_id), weak=False)
+    _start(lambda: report_worker(progress, list(sender.app.amqp.queues.consume_from)))
+
+
 @beat_init.connect
-def _start(**_: Any) -> None:
+def _start_beat(**_: Any) -> None:
+    from pinactivity.liveness import BeatProgress, report_beat  # noqa: PLC0415 - needs the apps
+
+    progress = BeatProgress()
+    after_task_publish.connect(lambda **_: progress.sent(), weak=False)
+    _start(lambda: report_beat(progress))
+
+
+def _start(report: Report) -> None:
     """Refuse to start with a fault that the checks find; Celery itself ignores them."""
     from pinactivity.checks import enforce  # noqa: PLC0415 - needs the apps
 
     enforce()
-    if settings.METRICS_PORT:
-        prometheus_client.start_http_server(settings.METRICS_PORT, addr=settings.METRICS_HOST)
+    try:
+        start_serving(report, host=settings.METRICS_HOST, port=settings.METRICS_PORT)
+    except OSError:
+        # Not by an exception: Celery logs what a receiver raises, and goes on.
+        sys.exit(f"METRICS_PORT: port {settings.METRICS_PORT} is not free.")
 
 
 @task_failure.connect

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 import prometheus_client
+from django.conf import settings
 from django.db import Error
 from django.http import HttpRequest, HttpResponse
 from django_prometheus.exports import ExportToDjangoView
@@ -50,6 +51,11 @@ def _read() -> Iterator[GaugeMetricFamily]:
         "activity_oldest_active_seconds",
         "Silence of the Active session or view that is silent for longest.",
         age(activity.oldest_activity_at),
+    )
+    yield GaugeMetricFamily(
+        "activity_closer_inactivity_threshold_seconds",
+        "InactivityThreshold, for alerts that follow it.",
+        settings.ACTIVITY_CLOSER.inactivity_threshold.total_seconds(),
     )
     if activity.last_success_at:
         yield GaugeMetricFamily(

@@ -1,8 +1,10 @@
 """Every way into the service as a real process: it starts, stops, or says why it does not."""
 
 import http.client
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -20,6 +23,8 @@ import pytest
 from django.db import connection
 
 from embedded.stack import find_free_port
+from sessions.models import Session
+from tests.factories import silent_session
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 SERVERS = ("DATABASE_URL", "REDIS_URL", "KAFKA_BOOTSTRAP_SERVERS")
@@ -274,6 +279,38 @@ def test_worker_and_beat_start_serve_metrics_and_end_on_sigterm(
 
         assert (worker.stop(), beat.stop()) == (0, 0)
         assert "Traceback" not in worker.output + beat.output
+
+
+def healthz(process: Running) -> tuple[int, dict[str, Any]]:
+    status, body = process.get("/healthz")
+    return status, json.loads(body or "{}")
+
+
+def test_health_of_worker_and_beat_is_their_progress(tmp_path: Path, sound: dict[str, str]) -> None:
+    """An idle worker is healthy until rows are overdue, a beat while it sends."""
+    env = {**sound, "ACTIVITY_CLOSER_POLLING_INTERVAL": "00:00:01"}
+    with started("worker", folder=tmp_path, env=env) as worker:
+        worker.wait_until(lambda: healthz(worker)[0] == 200)
+
+        session = silent_session(minutes=13)  # and no beat
+        worker.wait_until(lambda: healthz(worker)[0] == 503)
+        _, body = healthz(worker)
+        assert (body["Status"], body["Overdue"]) == ("stuck", ["closer"])
+
+        with started("beat", folder=tmp_path, env=env) as beat:
+            closed = Session.objects.filter(id=session.id, status="Inactive")
+            worker.wait_until(lambda: closed.exists() and healthz(worker)[0] == 200)
+            assert healthz(beat) == (200, {"Status": "live", "SilentSeconds": ANY})
+
+
+@pytest.mark.parametrize("name", ["worker", "beat"])
+def test_port_in_use_refuses_the_start(name: str, tmp_path: Path, sound: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with started(name, folder=tmp_path, env={**sound, "METRICS_PORT": port}) as process:
+            assert process.process.wait(PATIENCE) != 0
+            assert f"port {port} is not free" in process.output
+            assert "Traceback" not in process.output
 
 
 def beat_request(*, headers: bytes, body: bytes) -> bytes:

@@ -5,6 +5,7 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -20,11 +21,12 @@ from pinactivity.kafka.consumer import (
     PoisonLimitReached,
     registered_consumers,
 )
-from pinactivity.kafka.health import serving
+from pinactivity.kafka.health import report
 from pinactivity.kafka.offsets import GroupBusy, move_offsets
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.source import KafkaSource
 from pinactivity.kafka.topics import MAX_DEAD_LETTER_BYTES
+from pinactivity.process_server import serving
 from pinactivity.stopping import stop_on_signals
 
 log = structlog.get_logger(__name__)
@@ -68,7 +70,11 @@ class Command(BaseCommand):
         try:
             with (
                 stop_on_signals() as stop,
-                serving(consumers, host=settings.METRICS_HOST, port=settings.METRICS_PORT),
+                serving(
+                    partial(report, consumers),
+                    host=settings.METRICS_HOST,
+                    port=settings.METRICS_PORT,
+                ),
             ):
                 faults = _run(consumers.values(), stop)
         except OSError as fault:
