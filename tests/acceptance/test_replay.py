@@ -28,7 +28,6 @@ from views.stats import RebuildResult, rebuild_stats
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.kafka,
     pytest.mark.timeout(900),
 ]
 
@@ -92,7 +91,7 @@ def _stats_from_here(kafka_topics: None) -> None:
 
 
 @pytest.mark.usefixtures("_stats_from_here")
-@pytest.mark.parametrize("minutes", [12, 10])
+@pytest.mark.parametrize("minutes", [pytest.param(12, marks=pytest.mark.kafka), 10])
 def test_shipped_visits_become_exactly_the_predicted_rows_and_events(
     minutes: int,
     settings: Any,
