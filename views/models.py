@@ -11,8 +11,9 @@ from django.db.models import F, Q
 from django.db.models.expressions import Combinable
 
 from pinactivity.ids import new_id
+from pinactivity.prepared import PreparedStatement
 from sessions.lifecycle import CloseReason, Status
-from sessions.models import Session, TouchedSession, choices, status_fields_agree
+from sessions.models import Session, choices, status_fields_agree
 from views.lifecycle import ViewSource
 from views.stats_models import PropertyObjectViewStats, PropertyObjectViewStatsSeen
 
@@ -34,67 +35,64 @@ class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):
     def open(
         self,
         *,
-        session: TouchedSession,
+        session_id: UUID,
+        anonymous_id: UUID,
         property_object_id: UUID,
         view_source: ViewSource,
         filter_snapshot: dict[str, Any] | None,
         abandoned_after: timedelta,
+        now: datetime | None,
     ) -> tuple[UUID, bool] | None:
-        """Insert a view, or extend the one of that object that is Active in the session.
-
-        The caller has touched, and thereby locked, the session in this transaction: a bare
-        insert takes only a key-share lock and would slip into a closing session (INV-LV-007).
+        """Beat the device's session, and in it insert a view or extend the object's Active one.
 
         Returns:
-            The view's id and whether it is new; None when the Active one is abandoned. That
-            row is locked then, until the transaction ends.
+            The view's id and whether it is new; None when the session is closed, abandoned,
+            unknown or foreign, or the Active view abandoned.
         """
         proposed = new_id()
-        row = _fetch_one(
-            _OPEN,
-            id=proposed,
-            session_id=session.session_id,
-            property_object_id=property_object_id,
-            user_id=session.user_id,
-            view_source=view_source.value,
-            filter_snapshot=None if filter_snapshot is None else json.dumps(filter_snapshot),
-            moment=session.moment,
-            abandoned_after=abandoned_after,
+        row = OPEN.fetch_one(
+            {
+                "id": proposed,
+                "session_id": session_id,
+                "anonymous_id": anonymous_id,
+                "property_object_id": property_object_id,
+                "view_source": view_source.value,
+                "filter_snapshot": (
+                    None if filter_snapshot is None else json.dumps(filter_snapshot)
+                ),
+                "abandoned_after": abandoned_after,
+                "now": now,
+            }
         )
         return (row[0], row[0] == proposed) if row else None
 
-    def lock_active(self, *, session_ids: Sequence[UUID]) -> list[UUID]:
-        """Lock the Active views of some sessions by id, waiting; returns their ids."""
-        with connection.cursor() as cursor:
-            cursor.execute(_LOCK_ACTIVE, [list(session_ids)])
-            return [view_id for (view_id,) in cursor.fetchall()]
-
-    def extend(self, *, view_id: UUID, moment: datetime) -> bool:
-        """Move LastActivityAt of an Active view forward; False when it is not Active."""
-        return _fetch_one(_EXTEND, id=view_id, moment=moment) is not None
-
-    def extend_session(
+    def beat(
         self,
         *,
         view_id: UUID,
         anonymous_id: UUID,
         abandoned_after: timedelta,
         now: datetime | None,
-    ) -> datetime | None:
-        """Move LastActivityAt of a live view's session forward, and so lock the session.
+    ) -> bool:
+        """Move LastActivityAt of the device's view, and of its session, forward.
 
         Returns:
-            The moment of the beat, or None when the view is closed, abandoned, unknown or of
-            another device: nothing is written then.
+            False when the view is closed, abandoned, unknown or of another device: nothing is
+            written then.
         """
-        row = _fetch_one(
-            _EXTEND_SESSION,
-            id=view_id,
-            anonymous_id=anonymous_id,
-            abandoned_after=abandoned_after,
-            now=now,
-        )
-        return row[0] if row else None
+        parameters = {
+            "id": view_id,
+            "anonymous_id": anonymous_id,
+            "abandoned_after": abandoned_after,
+            "now": now,
+        }
+        return BEAT.fetch_one(parameters) is not None
+
+    def lock_active(self, *, session_ids: Sequence[UUID]) -> list[UUID]:
+        """Lock the Active views of some sessions by id, waiting; returns their ids."""
+        with connection.cursor() as cursor:
+            cursor.execute(_LOCK_ACTIVE, [list(session_ids)])
+            return [view_id for (view_id,) in cursor.fetchall()]
 
 
 class PropertyObjectView(models.Model):
@@ -167,22 +165,57 @@ class PropertyObjectView(models.Model):
         return str(self.id)
 
 
-# Raw SQL for the reasons given in sessions/models.py.
-_OPEN = """
-    INSERT INTO property_object_views (
+# Raw SQL for the reasons given in sessions/models.py. Each is one statement, and thereby one
+# transaction, that locks the session, then the view: a view cannot slip into a session that
+# closes (INV-LV-007). Behind a closing that commits first the predicates hold no longer.
+_NOW = "coalesce(%(now)s, statement_timestamp())"
+
+OPEN = PreparedStatement(
+    "open_view",
+    f"""
+    WITH session AS (
+        UPDATE sessions SET last_activity_at = greatest(last_activity_at, {_NOW})
+        WHERE id = %(session_id)s AND anonymous_id = %(anonymous_id)s AND status = 'Active'
+          AND last_activity_at >= {_NOW} - %(abandoned_after)s::interval
+        RETURNING id, user_id, greatest({_NOW}, created_at) AS moment
+    )
+    INSERT INTO property_object_views AS view (
         id, session_id, property_object_id, user_id, view_source, filter_snapshot,
         created_at, last_activity_at
     )
-    VALUES (
-        %(id)s, %(session_id)s, %(property_object_id)s, %(user_id)s, %(view_source)s,
-        %(filter_snapshot)s::jsonb, %(moment)s, %(moment)s
-    )
+    SELECT %(id)s::uuid, session.id, %(property_object_id)s::uuid, user_id, %(view_source)s,
+           %(filter_snapshot)s::jsonb, moment, moment
+    FROM session
     ON CONFLICT (session_id, property_object_id) WHERE status = 'Active'
-    DO UPDATE SET
-        last_activity_at = greatest(property_object_views.last_activity_at, %(moment)s)
-    WHERE property_object_views.last_activity_at >= %(moment)s - %(abandoned_after)s
+    DO UPDATE SET last_activity_at = greatest(view.last_activity_at, excluded.last_activity_at)
+    WHERE view.last_activity_at >= excluded.last_activity_at - %(abandoned_after)s::interval
     RETURNING id
-"""
+    """,
+)
+
+# The session is written last, since a view that closes while this waits for it must leave the
+# session as it was (INV-LV-003).
+BEAT = PreparedStatement(
+    "beat_view",
+    f"""
+    WITH locked AS (
+        SELECT sessions.id, view.id AS view_id
+        FROM property_object_views AS view JOIN sessions ON sessions.id = view.session_id
+        WHERE view.id = %(id)s AND view.status = 'Active'
+          AND view.last_activity_at >= {_NOW} - %(abandoned_after)s::interval
+          AND sessions.status = 'Active' AND sessions.anonymous_id = %(anonymous_id)s
+        FOR NO KEY UPDATE OF sessions
+    ), beaten AS (
+        UPDATE property_object_views AS view
+        SET last_activity_at = greatest(view.last_activity_at, {_NOW})
+        FROM locked WHERE view.id = locked.view_id AND view.status = 'Active'
+        RETURNING locked.id
+    )
+    UPDATE sessions SET last_activity_at = greatest(last_activity_at, {_NOW})
+    FROM beaten WHERE sessions.id = beaten.id
+    RETURNING sessions.id
+    """,
+)
 
 # As an array: Django's IN of a hundred ids takes longer to write than to run.
 _LOCK_ACTIVE = """
@@ -191,27 +224,3 @@ _LOCK_ACTIVE = """
     ORDER BY id
     FOR NO KEY UPDATE
 """
-
-_EXTEND = """
-    UPDATE property_object_views SET last_activity_at = greatest(last_activity_at, %(moment)s)
-    WHERE id = %(id)s AND status = 'Active'
-    RETURNING id
-"""
-
-_NOW = "coalesce(%(now)s, statement_timestamp())"
-_EXTEND_SESSION = f"""
-    UPDATE sessions SET last_activity_at = greatest(sessions.last_activity_at, {_NOW})
-    FROM property_object_views AS view
-    WHERE view.id = %(id)s AND view.status = 'Active'
-      AND view.last_activity_at >= {_NOW} - %(abandoned_after)s
-      AND sessions.id = view.session_id AND sessions.status = 'Active'
-      AND sessions.anonymous_id = %(anonymous_id)s
-    RETURNING greatest({_NOW}, view.created_at)
-"""
-
-
-def _fetch_one(statement: str, **parameters: Any) -> tuple[Any, ...] | None:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
-        row: tuple[Any, ...] | None = cursor.fetchone()
-    return row

@@ -38,13 +38,31 @@ def open_view(
 ) -> OpenedView:
     """Open a view, or extend the one of that object that is open in the session.
 
+    The ordinary case is one statement, which beats the session too. What it finds nothing for
+    takes a transaction, so that no restart stands without its view:
+
     1. Beat the session, which locks it: it cannot close until this commits (INV-LV-007). A
-       session that is gone restarts in the same transaction.
+       session that is gone restarts.
     2. Insert or extend. An abandoned view of that object is closed, and a new one inserted.
 
     Raises:
         SessionActiveRace: as in `sessions.services.start_session`.
     """
+
+    def open_in(session_id: UUID) -> tuple[UUID, bool] | None:
+        return PropertyObjectView.objects.open(
+            session_id=session_id,
+            anonymous_id=anonymous_id,
+            property_object_id=property_object_id,
+            view_source=view_source,
+            filter_snapshot=filter_snapshot,
+            abandoned_after=settings.ACTIVITY_CLOSER.abandoned_after,
+            now=now,
+        )
+
+    opened = open_in(session_id)
+    if opened is not None:
+        return OpenedView(opened[0], session_id, is_new=opened[1], restarted=False)
     with transaction.atomic():
         beat = beat_session(
             session_id=session_id,
@@ -53,59 +71,39 @@ def open_view(
             device=device,
             now=now,
         )
-
-        def open_or_extend() -> tuple[UUID, bool] | None:
-            return PropertyObjectView.objects.open(
-                session=beat.session,
-                property_object_id=property_object_id,
-                view_source=view_source,
-                filter_snapshot=filter_snapshot,
-                abandoned_after=settings.ACTIVITY_CLOSER.abandoned_after,
-            )
-
-        opened = open_or_extend()
+        session_id = beat.session.session_id
+        opened = open_in(session_id)
         if opened is None:
             abandoned = (
                 PropertyObjectView.objects.active()
-                .filter(session_id=beat.session.session_id, property_object_id=property_object_id)
+                .filter(session_id=session_id, property_object_id=property_object_id)
                 .select_for_update(no_key=True)
                 .values_list("id", flat=True)
             )
             close_views(list(abandoned), reason=CloseReason.ABANDONED, now=now)
-            opened = open_or_extend()
-        assert opened is not None  # the row that refused is closed, its key is locked by us
-    view_id, is_new = opened
-    return OpenedView(view_id, beat.session.session_id, is_new, beat.restarted)
+            opened = open_in(session_id)
+        assert opened is not None  # the session, and the row that refused, are locked by us
+    return OpenedView(opened[0], session_id, is_new=opened[1], restarted=beat.restarted)
 
 
 def beat_view(*, view_id: UUID, anonymous_id: UUID, now: datetime | None = None) -> bool:
     """Extend a view and its session: a session never closes under a live view.
 
-    Session first, then the view, in one transaction (lock order).
-
     Returns:
         False when the view is closed, abandoned, unknown or another device's: nothing is
         written then (INV-LV-003), but that an abandoned view of this device is closed.
     """
+    abandoned_after = settings.ACTIVITY_CLOSER.abandoned_after
+    if PropertyObjectView.objects.beat(
+        view_id=view_id, anonymous_id=anonymous_id, abandoned_after=abandoned_after, now=now
+    ):
+        return True
     with transaction.atomic():
-        beat_at = PropertyObjectView.objects.extend_session(
-            view_id=view_id,
-            anonymous_id=anonymous_id,
-            abandoned_after=settings.ACTIVITY_CLOSER.abandoned_after,
-            now=now,
-        )
-        if beat_at is not None:
-            if PropertyObjectView.objects.extend(view_id=view_id, moment=beat_at):
-                return True
-            # The closer took the view while this waited for the session: write nothing.
-            transaction.set_rollback(True)
-            return False
-        silent_since = time_expression(now) - settings.ACTIVITY_CLOSER.abandoned_after
         abandoned = (
-            PropertyObjectView.objects.due(cutoff=silent_since)
+            PropertyObjectView.objects.due(cutoff=time_expression(now) - abandoned_after)
             .filter(id=view_id, session__anonymous_id=anonymous_id)
             .select_for_update(no_key=True, of=("self",))
             .values_list("id", flat=True)
         )
         close_views(list(abandoned), reason=CloseReason.ABANDONED, now=now)
-        return False
+    return False
