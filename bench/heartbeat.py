@@ -20,13 +20,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from django.conf import settings
 from django.db import connection
 
-from bench.measure import BenchFailed, conclude, own_database, say
+from bench.measure import BenchFailed, conclude, database_url, own_database, say
 from sessions.models import EXTEND
 
 HEARTBEAT, NO_OP, STATEMENT = "heartbeat", "no-op", "bare statement"
@@ -63,11 +62,6 @@ def _make_sessions(count: int) -> list[tuple[str, str]]:
 # -- the server ------------------------------------------------------------------------------
 
 
-def _database_url() -> str:
-    url = urlsplit(os.environ["DATABASE_URL"])
-    return urlunsplit(url._replace(path=f"/{connection.settings_dict['NAME']}"))
-
-
 @contextmanager
 def _server() -> Iterator[int]:
     """Run granian as `make up` does, without limits on beats; yields its port."""
@@ -76,7 +70,7 @@ def _server() -> Iterator[int]:
         port: int = probe.getsockname()[1]
     command = f"{Path(sys.executable).parent}/granian --interface wsgi --host 127.0.0.1"
     command += f" --port {port} --blocking-threads 8 --log-level error bench.wsgi:application"
-    environment = {**os.environ, "DATABASE_URL": _database_url(), "RATE_LIMIT_HEARTBEATS": "0"}
+    environment = {**os.environ, "DATABASE_URL": database_url(), "RATE_LIMIT_HEARTBEATS": "0"}
     process = subprocess.Popen(command.split(), cwd=settings.BASE_DIR, env=environment)
     try:
         deadline = time.monotonic() + 60
@@ -137,7 +131,7 @@ def _http_caller(port: int, requests: list[bytes]) -> Callable[[], Callable[[], 
 
 def _statement_caller(sessions: list[tuple[str, str]]) -> Callable[[], Callable[[], None]]:
     shares = itertools.count()
-    url = _database_url()
+    url = database_url()
 
     def connect() -> Callable[[], None]:
         database = psycopg.connect(url, autocommit=True, options="-c search_path=user_activity")

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import statistics
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from django.core.management import call_command
 from django.db import connection
@@ -117,6 +119,12 @@ def own_database() -> Iterator[None]:
     finally:
         _connect_to(given)
         _drop(own)
+
+
+def database_url() -> str:
+    """Return the URL of the database in use, for the environment of a process."""
+    url = urlsplit(os.environ["DATABASE_URL"])
+    return urlunsplit(url._replace(path=f"/{connection.settings_dict['NAME']}"))
 
 
 def _drop(name: str) -> None:
