@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("group")
     parser.add_argument("moment", choices=[ANY_MOMENT, BETWEEN_COMMITS])
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--longest", type=float, default=0.4, help="Seconds to a kill.")
+    parser.add_argument("--longest", type=float, default=0.2, help="Seconds to a kill.")
     arguments = parser.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
     django.setup()

@@ -9,17 +9,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import structlog
-from django.db import connection, transaction
+from django.db import transaction
 
 from pinactivity.clock import statement_time
 from pinactivity.ids import NIL
 from pinactivity.metrics import VIEW_STATS_EVENTS, VIEW_STATS_SEEN_PURGED
 from views.options import COUNTED_FOR, ViewStatsOptions
-from views.stats_models import PropertyObjectViewStats, PropertyObjectViewStatsSeen
+from views.stats_models import (
+    PropertyObjectViewStats,
+    PropertyObjectViewStatsSeen,
+    execute,
+    fetch,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -95,7 +99,8 @@ def purge_seen(options: ViewStatsOptions) -> int:
         VIEW_STATS_SEEN_PURGED.inc(batch)
         if batch < _PURGE_BATCH:
             break
-    log.info("seen views purged", rows=purged)
+    if purged:
+        log.info("seen views purged", rows=purged)
     return purged
 
 
@@ -175,7 +180,7 @@ def rebuild_stats(
 def _object_chunks() -> Iterator[list[UUID]]:
     """Yield the ids of all objects with views or figures, in their order."""
     after = NIL  # no object has this id
-    while rows := _fetch(_OBJECTS, after=after, limit=_OBJECTS_A_CHUNK):
+    while rows := fetch(_OBJECTS, after=after, limit=_OBJECTS_A_CHUNK):
         yield [object_id for (object_id,) in rows]
         (after,) = rows[-1]
 
@@ -183,19 +188,16 @@ def _object_chunks() -> Iterator[list[UUID]]:
 def _compare(object_ids: list[UUID]) -> list[Comparison]:
     return [
         Comparison(object_id, Figures(*row[:3]), Figures(*row[3:6]), *row[6:])
-        for object_id, *row in _fetch(_COMPARE, object_ids=object_ids, **_settled())
+        for object_id, *row in fetch(_COMPARE, object_ids=object_ids, **_settled())
     ]
 
 
 def _repair(object_ids: list[UUID]) -> int:
     settled = _settled()
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute(_SEE_CLOSED, {"object_ids": object_ids, **settled})
+        execute(_SEE_CLOSED, object_ids=object_ids, **settled)
         PropertyObjectViewStats.objects.lock(object_ids)
-        with connection.cursor() as cursor:
-            cursor.execute(_REWRITE, {"object_ids": object_ids, **settled})
-            return cursor.rowcount
+        return execute(_REWRITE, object_ids=object_ids, **settled)
 
 
 def _settled() -> dict[str, object]:
@@ -209,13 +211,6 @@ def _settled() -> dict[str, object]:
         "settled": moment,
         "settled_id": UUID(int=int(moment.timestamp() * 1000) << 80),
     }
-
-
-def _fetch(statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement, parameters)
-        rows: list[tuple[Any, ...]] = cursor.fetchall()
-    return rows
 
 
 # Raw SQL: views, seen views and figures are compared in one statement, that is in one snapshot.

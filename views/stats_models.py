@@ -21,11 +21,11 @@ class PropertyObjectViewStatsQuerySet(models.QuerySet["PropertyObjectViewStats"]
         viewed_at: Sequence[datetime],
     ) -> None:
         """Add views to their objects' figures; the three sequences have an item a view."""
-        _execute(_ADD, object_ids=object_ids, seconds=seconds, viewed_at=viewed_at)
+        execute(_ADD, object_ids=object_ids, seconds=seconds, viewed_at=viewed_at)
 
     def lock(self, object_ids: Sequence[UUID]) -> None:
         """Lock the rows of some objects until the transaction ends; make those that are missing."""
-        _execute(_LOCK, object_ids=object_ids)
+        execute(_LOCK, object_ids=object_ids)
 
 
 class PropertyObjectViewStats(models.Model):
@@ -70,13 +70,11 @@ class PropertyObjectViewStats(models.Model):
 class PropertyObjectViewStatsSeenQuerySet(models.QuerySet["PropertyObjectViewStatsSeen"]):
     def add(self, view_ids: Sequence[UUID], *, now: datetime | None) -> set[UUID]:
         """Remember views as counted; returns those that were not yet."""
-        with connection.cursor() as cursor:
-            cursor.execute(_SEE, {"view_ids": view_ids, "now": now})
-            return {view_id for (view_id,) in cursor.fetchall()}
+        return {view_id for (view_id,) in fetch(_SEE, view_ids=view_ids, now=now)}
 
     def forget(self, *, kept: timedelta, limit: int) -> int:
         """Delete up to `limit` rows that are older than `kept`; returns how many."""
-        return _execute(_FORGET, kept=kept, limit=limit)
+        return execute(_FORGET, kept=kept, limit=limit)
 
 
 class PropertyObjectViewStatsSeen(models.Model):
@@ -143,7 +141,16 @@ _FORGET = """
 """
 
 
-def _execute(statement: str, **parameters: Any) -> int:
+def execute(statement: str, **parameters: Any) -> int:
+    """Run a statement; returns how many rows it wrote."""
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
-        return cursor.rowcount
+        return int(cursor.rowcount)
+
+
+def fetch(statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a query; returns its rows."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, parameters)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows

@@ -30,7 +30,6 @@ from views.models import PropertyObjectViewStats, PropertyObjectViewStatsSeen
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.kafka,
     pytest.mark.timeout(300),
 ]
 
@@ -119,7 +118,9 @@ def group(kafka_topics: None) -> str:
     return GROUP
 
 
-@pytest.mark.parametrize("moment", [BETWEEN_COMMITS, ANY_MOMENT])
+@pytest.mark.parametrize(
+    "moment", [pytest.param(BETWEEN_COMMITS, marks=pytest.mark.kafka), ANY_MOMENT]
+)
 def test_consumer_killed_100_times_counts_every_view_once_c55(
     moment: str, own_topic: str, tmp_path: Path, record_property: Any
 ) -> None:
@@ -142,6 +143,7 @@ def test_consumer_killed_100_times_counts_every_view_once_c55(
     assert seen() == views == sum(row[0] for row in figures().values())
 
 
+@pytest.mark.kafka
 def test_consumer_process_killed_in_the_middle_counts_every_view_once(
     group: str, tmp_path: Path
 ) -> None:
@@ -165,6 +167,7 @@ def test_consumer_process_killed_in_the_middle_counts_every_view_once(
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.kafka
 def test_whole_topic_replayed_twice_leaves_the_statistics_unchanged(
     group: str, tmp_path: Path
 ) -> None:

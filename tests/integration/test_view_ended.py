@@ -72,9 +72,9 @@ def by_the_beat_of_an_abandoned_session(session: Session, view: PropertyObjectVi
 def fall_silent(row: Session | PropertyObjectView, *, minutes: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
-            f"UPDATE {row._meta.db_table} SET created_at = created_at - %s,"
-            "   last_activity_at = created_at - %s WHERE id = %s",
-            [timedelta(hours=2), timedelta(minutes=minutes), row.pk],
+            f"UPDATE {row._meta.db_table} SET created_at = created_at - %s::interval,"
+            "   last_activity_at = created_at - %s::interval WHERE id = %s",
+            ["2 h", f"{minutes} min", row.pk],
         )
 
 

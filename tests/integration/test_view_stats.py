@@ -282,7 +282,8 @@ def test_poison_goes_to_the_dead_letters_and_its_neighbours_count() -> None:
         broker.create_topic(topic, partitions=1)
     good = [ended() for _ in range(20)]
     late = ended(ViewedAt="2999-01-01T00:00:00Z")  # found out only when the batch is written
-    for payload in (*good[:10], b"\xff\xfe", late, ended(DurationSeconds=-1), *good[10:]):
+    payloads: list[Any] = [*good[:10], b"\xff\xfe", late, ended(DurationSeconds=-1), *good[10:]]
+    for payload in payloads:
         broker.publish([message(PROPERTY_OBJECT_VIEW_ENDED, payload)])
     consumer = Consumer(
         spec,

@@ -43,7 +43,7 @@ class Command(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
-        parser.formatter_class = RawDescriptionHelpFormatter  # type: ignore[assignment]  # a table, not prose
+        parser.formatter_class = RawDescriptionHelpFormatter  # a table, not prose
         return parser
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -54,8 +54,8 @@ class Command(BaseCommand):
             result = _rebuild(repair=not dry_run)
         except Error as fault:
             raise CommandError(
-                f"PostgreSQL is away or busy ({describe_fault(fault)}). What was rewritten stays:"
-                " run the command again."
+                f"PostgreSQL is away or busy ({describe_fault(fault)['errorClass']}). What was"
+                " rewritten stays: run the command again."
             ) from fault
         self._report(result)
         if not dry_run:
