@@ -1,6 +1,5 @@
 """The statistics of views in the life of their consumer: kills and replays change nothing."""
 
-import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -122,7 +121,7 @@ def group(kafka_topics: None) -> str:
     "moment", [pytest.param(BETWEEN_COMMITS, marks=pytest.mark.kafka), ANY_MOMENT]
 )
 def test_consumer_killed_100_times_counts_every_view_once_c55(
-    moment: str, own_topic: str, tmp_path: Path, record_property: Any
+    moment: str, own_topic: str, tmp_path: Path
 ) -> None:
     """Between the commit of the statistics and that of the offsets, and wherever else."""
     views = 3000
@@ -136,9 +135,7 @@ def test_consumer_killed_100_times_counts_every_view_once_c55(
     with running([*driver, "--kills", str(KILLS)], log) as process:
         assert process.wait(240) == 0, log.read_text()[-3000:]
 
-    report = re.search(rf"{KILLS} kills in \d+ s", log.read_text())
-    assert report
-    record_property("kills", report[0])
+    assert f"{KILLS} kills in" in log.read_text()
     assert figures() == figures_of_closed_views()
     assert seen() == views == sum(row[0] for row in figures().values())
 
