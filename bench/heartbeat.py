@@ -69,7 +69,7 @@ def _server() -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     command = f"{Path(sys.executable).parent}/granian --interface wsgi --host 127.0.0.1"
-    command += f" --port {port} --blocking-threads 8 --log-level error bench.wsgi:application"
+    command += f" --port {port} --blocking-threads 4 --log-level error bench.wsgi:application"
     environment = {**os.environ, "DATABASE_URL": database_url(), "RATE_LIMIT_HEARTBEATS": "0"}
     process = subprocess.Popen(command.split(), cwd=settings.BASE_DIR, env=environment)
     try:

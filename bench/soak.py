@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
@@ -219,7 +220,8 @@ def main() -> None:
         _celery(Path(folder), options.workers),
     ):
         with connection.cursor() as cursor:
-            cursor.execute(_LOAD_SILENT, {"threshold": threshold, "count": silent, "views": _VIEWS})
+            rows: dict[str, Any] = {"threshold": threshold, "count": silent, "views": _VIEWS}
+            cursor.execute(_LOAD_SILENT, rows)
             cursor.execute("ANALYZE")
         crowd = _Crowd(live, crowd_life)
         began = time.monotonic()
@@ -243,8 +245,8 @@ def main() -> None:
         if crowd.failures:
             raise crowd.failures[0]
         with connection.cursor() as cursor:
-            slo = threshold + settings.ACTIVITY_CLOSER.polling_interval
-            cursor.execute(_LAGS, {"slo": slo})
+            slo: dict[str, Any] = {"slo": threshold + settings.ACTIVITY_CLOSER.polling_interval}
+            cursor.execute(_LAGS, slo)
             closed, within, longest, p99 = cursor.fetchone()
             cursor.execute(_DOUBLES)
             doubled, without_event = cursor.fetchone()

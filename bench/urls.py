@@ -3,15 +3,15 @@
 from django.urls import path
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
 import sessions.urls
+from pinactivity.api import ApiView
 from pinactivity.urls import handler400, handler404, handler500, urlpatterns
 
 __all__ = ["handler400", "handler404", "handler500", "urlpatterns"]
 
 
-class NoOpView(APIView):
+class NoOpView(ApiView):
     def post(self, request: Request) -> Response:
         """Answer as a heartbeat does, without having done anything."""
         return Response({"SessionId": "00000000-0000-0000-0000-000000000000", "Restarted": False})

@@ -9,4 +9,4 @@ own=$(hostname -i | tr ' ' ',')
 ALLOWED_HOSTS="${ALLOWED_HOSTS:?},$own"
 export ALLOWED_HOSTS
 exec granian --interface wsgi --host 0.0.0.0 --port 8000 --no-ws --workers 1 \
-    --blocking-threads 8 --workers-kill-timeout 10 pinactivity.wsgi:application
+    --blocking-threads 4 --workers-kill-timeout 10 pinactivity.wsgi:application

@@ -77,7 +77,7 @@ class System:
         self._spawn(
             "web",
             f"{BIN}/granian --interface wsgi --host {HOST} --port {self._port}"
-            " --blocking-threads 8 --blocking-threads-idle-timeout 600"
+            " --blocking-threads 4 --blocking-threads-idle-timeout 600"
             " pinactivity.wsgi:application".split(),
         )
         self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])

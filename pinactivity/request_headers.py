@@ -5,6 +5,7 @@ from uuid import UUID
 
 from rest_framework.request import Request
 
+from pinactivity.api import BEACON, media_type
 from pinactivity.errors import AnonymousIdRequired, ValidationFailed
 from pinactivity.ids import parse_id
 
@@ -25,7 +26,12 @@ def required_anonymous_id(request: Request, *, takes_beacons: bool = False) -> U
         AnonymousIdRequired: absent, malformed or nil.
     """
     text: object = request.headers.get(ANONYMOUS_ID)
-    if text is None and takes_beacons and is_beacon(request) and isinstance(request.data, dict):
+    if (
+        text is None
+        and takes_beacons
+        and media_type(request) == BEACON
+        and isinstance(request.data, dict)
+    ):
         text = request.data.get("AnonymousId")
     try:
         return parse_id(text)
@@ -60,8 +66,3 @@ def user_agent(request: Request) -> str:
     if _CONTROL.search(text):
         raise ValidationFailed({"User-Agent": ["Must have no control characters."]})
     return text
-
-
-def is_beacon(request: Request) -> bool:
-    """Tell whether a request is one of sendBeacon."""
-    return (request.content_type or "").partition(";")[0].strip().lower() == "text/plain"

@@ -242,10 +242,7 @@ SILENCED_SYSTEM_CHECKS = ["models.E034"]
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_PERMISSION_CLASSES": [],
-    "DEFAULT_PARSER_CLASSES": [
-        "pinactivity.content.StrictJSONParser",
-        "pinactivity.content.BeaconParser",
-    ],
+    "DEFAULT_PARSER_CLASSES": [],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "pinactivity.content.OneRepresentation",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "EXCEPTION_HANDLER": "pinactivity.problems.answer_exception",

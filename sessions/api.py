@@ -3,8 +3,8 @@
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
+from pinactivity.api import ApiView
 from pinactivity.auth import optional_user, required_actor
 from pinactivity.client_ip import client_ip
 from pinactivity.fields import read_id
@@ -41,7 +41,7 @@ def calling_device(request: Request) -> Device:
     return identify_device(user_agent(request), client_ip(request))
 
 
-class SessionsView(APIView):
+class SessionsView(ApiView):
     @extend_schema(
         operation_id="start_session",
         parameters=[device_id(required=False), *ANSWER_HEADERS],
@@ -72,7 +72,7 @@ class SessionsView(APIView):
         )
 
 
-class SessionHeartbeatView(APIView):
+class SessionHeartbeatView(ApiView):
     @extend_schema(
         operation_id="beat_session",
         parameters=[device_id(required=True), *ANSWER_HEADERS],
@@ -105,7 +105,7 @@ class SessionHeartbeatView(APIView):
         return Response({"SessionId": str(beat.session.session_id), "Restarted": beat.restarted})
 
 
-class SessionLinkView(APIView):
+class SessionLinkView(ApiView):
     @extend_schema(
         operation_id="link_session",
         parameters=[device_id(required=True), *ANSWER_HEADERS],
@@ -131,7 +131,7 @@ class SessionLinkView(APIView):
         return Response({"Outcome": linked.outcome, "SessionId": linked.session_id})
 
 
-class OwnSessionsView(APIView):
+class OwnSessionsView(ApiView):
     @extend_schema(
         operation_id="list_own_sessions",
         parameters=[*PAGING, *ANSWER_HEADERS],

@@ -5,8 +5,8 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView
 
+from pinactivity.api import ApiView
 from pinactivity.auth import optional_user, required_actor
 from pinactivity.fields import read_id
 from pinactivity.ids import parse_id
@@ -23,7 +23,7 @@ from pinactivity.openapi import (
 from pinactivity.pages import parse_page
 from pinactivity.periods import parse_period
 from pinactivity.request_headers import required_anonymous_id
-from pinactivity.throttling import beats, limit_call
+from pinactivity.throttling import beats, limit_call, limit_start
 from sessions.api import calling_device
 from views.lifecycle import ViewSource
 from views.selectors import views_of_user
@@ -40,7 +40,7 @@ from views.services import beat_view, open_view
 from views.stats import stats_of
 
 
-class PropertyObjectViewsView(APIView):
+class PropertyObjectViewsView(ApiView):
     @extend_schema(
         operation_id="open_view",
         parameters=[device_id(required=True), *ANSWER_HEADERS],
@@ -72,6 +72,8 @@ class PropertyObjectViewsView(APIView):
             property_object_id=body.validated_data["PropertyObjectId"],
             view_source=ViewSource(body.validated_data["ViewSource"]),
             filter_snapshot=body.validated_data["FilterSnapshot"],
+            # Else openings with new ids would be starts that nothing counts.
+            admit_restart=lambda: limit_start(address=device.ip_address),
         )
         return Response(
             {
@@ -84,7 +86,7 @@ class PropertyObjectViewsView(APIView):
         )
 
 
-class PropertyObjectViewHeartbeatView(APIView):
+class PropertyObjectViewHeartbeatView(ApiView):
     @extend_schema(
         operation_id="beat_view",
         parameters=[
@@ -109,7 +111,7 @@ class PropertyObjectViewHeartbeatView(APIView):
         return Response({"Accepted": beat_view(view_id=identified, anonymous_id=anonymous_id)})
 
 
-class OwnPropertyObjectViewsView(APIView):
+class OwnPropertyObjectViewsView(ApiView):
     @extend_schema(
         operation_id="list_own_views",
         parameters=[
@@ -140,7 +142,7 @@ class OwnPropertyObjectViewsView(APIView):
         return Response({"Items": items.data, "NextCursor": cursor})
 
 
-class ViewStatsView(APIView):
+class ViewStatsView(ApiView):
     @extend_schema(
         operation_id="get_view_stats",
         parameters=[

@@ -1,5 +1,6 @@
 """What a device does to its views (design, section 6). Each service owns its transaction."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -34,6 +35,7 @@ def open_view(
     property_object_id: UUID,
     view_source: ViewSource,
     filter_snapshot: dict[str, Any] | None,
+    admit_restart: Callable[[], object] = lambda: None,
     now: datetime | None = None,
 ) -> OpenedView:
     """Open a view, or extend the one of that object that is open in the session.
@@ -44,6 +46,8 @@ def open_view(
     1. Beat the session, which locks it: it cannot close until this commits (INV-LV-007). A
        session that is gone restarts.
     2. Insert or extend. An abandoned view of that object is closed, and a new one inserted.
+
+    `admit_restart` is called before a restart, and may raise.
 
     Raises:
         SessionActiveRace: as in `sessions.services.start_session`.
@@ -69,6 +73,7 @@ def open_view(
             anonymous_id=anonymous_id,
             user_id=user_id,
             device=device,
+            admit_restart=admit_restart,
             now=now,
         )
         session_id = beat.session.session_id

@@ -27,7 +27,7 @@ from pinactivity.throttling import beats
 from sessions.models import Session
 from tests.concurrency import run_together
 from tests.conftest import USER_AGENT
-from tests.factories import make_session, make_view
+from tests.factories import make_session, make_view, silent_session
 from tests.integration.test_api import API, BEAT, COMMITTED, OPEN, START, problem, view_beat
 from tests.processes import environment
 from tests.tokens import SECRET, bearer, development_token
@@ -221,6 +221,20 @@ def test_links_and_openings_of_an_address_are_limited_together_for_its_devices(
         ]
 
     assert in_one_minute(flood) == [False, False, False, True, False]
+
+
+def test_openings_that_restart_count_as_starts_and_write_nothing_past_the_limit(
+    limits: Callable[..., None],
+) -> None:
+    limits(start_per_address=2)
+    devices = [silent_session(minutes=60) for _ in range(3)]
+
+    answers = in_one_minute(lambda: [is_limited(open_view(device)) for device in devices])
+
+    assert answers == [False, False, True]
+    assert Session.objects.active().count() == 3  # two restarted, the third is as it was
+    assert Session.objects.count() == 5
+    assert PropertyObjectView.objects.count() == 2
 
 
 def test_starts_links_and_openings_are_counted_apart(limits: Callable[..., None]) -> None:
