@@ -4,7 +4,6 @@
 """
 
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -111,7 +110,6 @@ def test_no_snapshot_shows_an_active_view_in_an_inactive_session_inv_lv_007_inv_
         "views closed": sum(closer.views for closer in closers),
         "snapshots": snapshots,
     }
-    sys.stderr.write(f"{figures}\n")  # for `pytest -s --storm-seconds 60`
     print(figures)  # noqa: T201 - the run's figures, for pytest -s
     assert all(figures.values())
     # No open was lost, and none left a second row: what was answered is what is stored.
