@@ -35,6 +35,7 @@ from bench.measure import (
 from pinactivity import tracing
 from pinactivity.clock import statement_time
 from pinactivity.ids import new_id
+from pinactivity.times import iso_utc_sql
 from sessions.closer import ActivityCloser
 from sessions.device import identify_device
 from sessions.events import SessionEnded
@@ -180,10 +181,6 @@ def run_set_based(options: ActivityCloserOptions) -> None:
             claimed, since = cursor.fetchone()
 
 
-def _iso(moment: str) -> str:
-    return f"""to_char({moment} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
-
-
 def _event(event: type[SessionEnded | PropertyObjectViewEnded], payload: str) -> str:
     """Select the columns of an event from the rows `ended`; `payload` is SQL."""
     return f"""
@@ -206,14 +203,14 @@ _END = """
 _DURATION_SECONDS = "floor(extract(epoch FROM duration))::integer"
 _SESSION_PAYLOAD = f"""json_build_object(
     'SessionId', id, 'AnonymousId', anonymous_id, 'UserId', user_id,
-    'CreatedAt', {_iso("created_at")}, 'LastActivityAt', {_iso("last_activity_at")},
+    'CreatedAt', {iso_utc_sql("created_at")}, 'LastActivityAt', {iso_utc_sql("last_activity_at")},
     'DurationSeconds', {_DURATION_SECONDS}
 )"""
 _VIEW_PAYLOAD = f"""json_build_object(
     'PropertyObjectViewId', id, 'PropertyObjectId', property_object_id,
     'SessionId', session_id, 'AnonymousId', anonymous_id, 'UserId', user_id,
-    'ViewSource', view_source, 'ViewedAt', {_iso("created_at")},
-    'LastActivityAt', {_iso("last_activity_at")}, 'DurationSeconds', {_DURATION_SECONDS},
+    'ViewSource', view_source, 'ViewedAt', {iso_utc_sql("created_at")},
+    'LastActivityAt', {iso_utc_sql("last_activity_at")}, 'DurationSeconds', {_DURATION_SECONDS},
     'FilterSnapshot', filter_snapshot
 )"""
 

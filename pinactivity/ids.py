@@ -1,11 +1,12 @@
 """Ids: UUIDs, time-ordered (v7) where we make them."""
 
 import re
+from collections.abc import Iterable
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
-__all__ = ["NIL", "Id", "new_id", "parse_id"]
+__all__ = ["NIL", "Id", "array_text", "new_id", "parse_id"]
 
 NIL = UUID(int=0)
 
@@ -23,6 +24,11 @@ _SPELLING = re.compile(
 def new_id() -> UUID:
     """Make a UUID v7: unique, and ordered by the time it was made."""
     return uuid7()
+
+
+def array_text(ids: Iterable[Id]) -> str:
+    """Write ids as PostgreSQL's text of an array: psycopg takes ten times as long for a list."""
+    return f"{{{','.join(map(str, ids))}}}"
 
 
 def parse_id(text: object) -> UUID:

@@ -32,3 +32,8 @@ def parse_time(text: object) -> datetime:
 def iso_utc(moment: datetime) -> str:
     """Write an aware time as ISO 8601 in UTC with microseconds and `Z` (design, section 8)."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def iso_utc_sql(moment: str) -> str:
+    """Write SQL that gives a timestamptz as `iso_utc` writes it; `moment` is SQL."""
+    return f"""to_char({moment} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""

@@ -9,19 +9,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
-from uuid import UUID
+from typing import Any, Generic, TypeVar
 
 from django.db import connection
-from psycopg.types.datetime import TimestamptzLoader
-from psycopg.types.string import TextLoader
 
 from outbox.services import enqueue
 from pinactivity.clock import statement_time
+from pinactivity.ids import Id, array_text
+from pinactivity.times import iso_utc_sql
 from sessions.events import SessionEnded
 from sessions.lifecycle import CloseReason
 from views.events import PropertyObjectViewEnded
 from views.models import PropertyObjectView
+
+E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Closed:
 
 
 def close_sessions(
-    session_ids: Sequence[UUID], *, reason: CloseReason, now: datetime | None = None
+    session_ids: Sequence[Id], *, reason: CloseReason, now: datetime | None = None
 ) -> Closed:
     """Close sessions that the caller has locked, with their open views and all events.
 
@@ -55,13 +56,13 @@ def close_sessions(
         return Closed()
     view_ids = PropertyObjectView.objects.lock_active(session_ids=session_ids)
     ended_at = statement_time(now)
-    view_events = _end_views(view_ids, reason=reason, ended_at=ended_at)
-    session_events = _end_sessions(session_ids, reason=reason, ended_at=ended_at)
-    return _record(session_events, view_events, ended_at=ended_at)
+    views = _end_views(view_ids, reason=reason, ended_at=ended_at)
+    sessions = _end_sessions(session_ids, reason=reason, ended_at=ended_at)
+    return _record(sessions, views)
 
 
 def close_views(
-    view_ids: Sequence[UUID], *, reason: CloseReason, now: datetime | None = None
+    view_ids: Sequence[Id], *, reason: CloseReason, now: datetime | None = None
 ) -> Closed:
     """Close views that the caller has locked, alone (INV-LV-004), with their events.
 
@@ -70,68 +71,85 @@ def close_views(
     if not view_ids:
         return Closed()
     ended_at = statement_time(now)
-    return _record([], _end_views(view_ids, reason=reason, ended_at=ended_at), ended_at=ended_at)
+    return _record(_Ended(), _end_views(view_ids, reason=reason, ended_at=ended_at))
 
 
-def _record(
-    sessions: list[SessionEnded], views: list[PropertyObjectViewEnded], *, ended_at: datetime
-) -> Closed:
-    enqueue([*views, *sessions])
-    lags = [
-        max((ended_at - event.last_activity_at).total_seconds(), 0.0)
-        for events in (sessions, views)
-        for event in events
-    ]
-    return Closed(len(sessions), len(views), lags)
+def _record(sessions: "_Ended[SessionEnded]", views: "_Ended[PropertyObjectViewEnded]") -> Closed:
+    enqueue([*views.events, *sessions.events])
+    return Closed(len(sessions.events), len(views.events), [*sessions.lags, *views.lags])
 
 
-# Raw SQL: UPDATE .. RETURNING gives the events' facts in the statement that makes them true;
-# bench/closer.py has the figures against ORM objects and against one set-based statement.
+@dataclass(frozen=True, slots=True)
+class _Ended(Generic[E]):
+    """What one statement ended."""
+
+    events: list[E] = field(default_factory=list)
+    lags: list[float] = field(default_factory=list)
+
+
+# Raw SQL: UPDATE .. RETURNING gives the events' facts in the statement that makes them true, as
+# the text that the events want: Python spent half of its time on making that of objects.
+# bench/closer.py has the figures, also against one set-based statement.
 _END = """
     status = 'Inactive', ended_at = greatest(%(ended_at)s, row.last_activity_at),
     duration = row.last_activity_at - row.created_at, close_reason = %(reason)s,
     version = row.version + 1
 """
+_FACTS = f"""
+    {iso_utc_sql("row.created_at")}, {iso_utc_sql("row.last_activity_at")},
+    floor(extract(epoch FROM row.duration))::bigint, row.version,
+    extract(epoch FROM row.ended_at - row.last_activity_at)::float8
+"""
 
 _END_SESSIONS = f"""
     UPDATE sessions AS row SET {_END}
     WHERE row.id = ANY(%(ids)s::uuid[]) AND row.status = 'Active'
-    RETURNING row.id, row.anonymous_id, row.user_id, row.created_at, row.last_activity_at,
-              row.version
+    RETURNING row.id::text, row.anonymous_id::text, row.user_id::text, {_FACTS}
 """
 
 _END_VIEWS = f"""
     UPDATE property_object_views AS row SET {_END}
     FROM sessions
     WHERE row.id = ANY(%(ids)s::uuid[]) AND row.status = 'Active' AND sessions.id = row.session_id
-    RETURNING row.id, row.property_object_id, row.session_id, sessions.anonymous_id,
-              sessions.user_id, row.view_source, row.created_at, row.last_activity_at,
-              row.filter_snapshot, row.version
+    RETURNING row.id::text, row.property_object_id::text, row.session_id::text,
+              sessions.anonymous_id::text, sessions.user_id::text, row.view_source,
+              row.filter_snapshot, {_FACTS}
 """
 
 
 def _end_sessions(
-    ids: Sequence[UUID], *, reason: CloseReason, ended_at: datetime
-) -> list[SessionEnded]:
-    return [
+    ids: Sequence[Id], *, reason: CloseReason, ended_at: datetime
+) -> _Ended[SessionEnded]:
+    rows = _end(_END_SESSIONS, ids, reason, ended_at)
+    events = [
         SessionEnded(
             session_id=session_id,
             anonymous_id=anonymous_id,
             user_id=user_id,
             created_at=created_at,
             last_activity_at=last_activity_at,
+            duration_seconds=duration_seconds,
             version=version,
         )
-        for session_id, anonymous_id, user_id, created_at, last_activity_at, version in _end(
-            _END_SESSIONS, ids, reason, ended_at
-        )
+        for (
+            session_id,
+            anonymous_id,
+            user_id,
+            created_at,
+            last_activity_at,
+            duration_seconds,
+            version,
+            _,
+        ) in rows
     ]
+    return _Ended(events, [row[-1] for row in rows])
 
 
 def _end_views(
-    ids: Sequence[UUID], *, reason: CloseReason, ended_at: datetime
-) -> list[PropertyObjectViewEnded]:
-    return [
+    ids: Sequence[Id], *, reason: CloseReason, ended_at: datetime
+) -> _Ended[PropertyObjectViewEnded]:
+    rows = _end(_END_VIEWS, ids, reason, ended_at)
+    events = [
         PropertyObjectViewEnded(
             property_object_view_id=view_id,
             property_object_id=property_object_id,
@@ -139,9 +157,10 @@ def _end_views(
             anonymous_id=anonymous_id,
             user_id=user_id,
             view_source=view_source,
+            filter_snapshot=None if filter_snapshot is None else json.loads(filter_snapshot),
             created_at=created_at,
             last_activity_at=last_activity_at,
-            filter_snapshot=None if filter_snapshot is None else json.loads(filter_snapshot),
+            duration_seconds=duration_seconds,
             version=version,
         )
         for (
@@ -151,24 +170,25 @@ def _end_views(
             anonymous_id,
             user_id,
             view_source,
+            filter_snapshot,
             created_at,
             last_activity_at,
-            filter_snapshot,
+            duration_seconds,
             version,
-        ) in _end(_END_VIEWS, ids, reason, ended_at)
+            _,
+        ) in rows
     ]
+    return _Ended(events, [row[-1] for row in rows])
 
 
 def _end(
-    statement: str, ids: Sequence[UUID], reason: CloseReason, ended_at: datetime
+    statement: str, ids: Sequence[Id], reason: CloseReason, ended_at: datetime
 ) -> list[tuple[Any, ...]]:
     if not ids:
         return []
     with connection.cursor() as cursor:
-        # Of 400 events a unit: psycopg's own loader of times, since Django's is Python and takes
-        # ten times as long, and ids as the text that the events want.
-        cursor.cursor.adapters.register_loader("timestamptz", TimestamptzLoader)
-        cursor.cursor.adapters.register_loader("uuid", TextLoader)
-        cursor.execute(statement, {"ids": list(ids), "reason": reason.value, "ended_at": ended_at})
+        cursor.execute(
+            statement, {"ids": array_text(ids), "reason": reason.value, "ended_at": ended_at}
+        )
         rows: list[tuple[Any, ...]] = cursor.fetchall()
     return rows

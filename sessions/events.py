@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from pinactivity.ids import Id
 from pinactivity.times import iso_utc
-from sessions.lifecycle import duration_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +49,11 @@ class SessionEnded:
     session_id: Id
     anonymous_id: Id
     user_id: Id | None
-    created_at: datetime
-    last_activity_at: datetime
+    created_at: str
+    """ISO 8601 as `iso_utc` writes it, straight from SQL, as is `last_activity_at`."""
+    last_activity_at: str
+    duration_seconds: int
+    """Whole seconds, rounded down (INV-SES-005)."""
     version: int
     """The row's version after the change."""
 
@@ -64,7 +66,7 @@ class SessionEnded:
             "SessionId": str(self.session_id),
             "AnonymousId": str(self.anonymous_id),
             "UserId": None if self.user_id is None else str(self.user_id),
-            "CreatedAt": iso_utc(self.created_at),
-            "LastActivityAt": iso_utc(self.last_activity_at),
-            "DurationSeconds": duration_seconds(self.created_at, self.last_activity_at),
+            "CreatedAt": self.created_at,
+            "LastActivityAt": self.last_activity_at,
+            "DurationSeconds": self.duration_seconds,
         }

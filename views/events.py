@@ -1,12 +1,9 @@
 """What views tell other services (design, section 8)."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, ClassVar
 
 from pinactivity.ids import Id
-from pinactivity.times import iso_utc
-from sessions.lifecycle import duration_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +22,11 @@ class PropertyObjectViewEnded:
     user_id: Id | None
     """The session's user at closing time, not the snapshot of the opening."""
     view_source: str
-    created_at: datetime
-    last_activity_at: datetime
+    created_at: str
+    """ISO 8601 as `iso_utc` writes it, straight from SQL, as is `last_activity_at`."""
+    last_activity_at: str
+    duration_seconds: int
+    """Whole seconds, rounded down (INV-SES-005)."""
     filter_snapshot: dict[str, Any] | None
     version: int
     """The row's version after the change."""
@@ -43,8 +43,8 @@ class PropertyObjectViewEnded:
             "AnonymousId": str(self.anonymous_id),
             "UserId": None if self.user_id is None else str(self.user_id),
             "ViewSource": self.view_source,
-            "ViewedAt": iso_utc(self.created_at),
-            "LastActivityAt": iso_utc(self.last_activity_at),
-            "DurationSeconds": duration_seconds(self.created_at, self.last_activity_at),
+            "ViewedAt": self.created_at,
+            "LastActivityAt": self.last_activity_at,
+            "DurationSeconds": self.duration_seconds,
             "FilterSnapshot": self.filter_snapshot,
         }

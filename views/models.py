@@ -10,7 +10,7 @@ from django.db import connection, models
 from django.db.models import F, Q
 from django.db.models.expressions import Combinable
 
-from pinactivity.ids import new_id
+from pinactivity.ids import Id, array_text, new_id
 from pinactivity.prepared import PreparedStatement
 from sessions.lifecycle import CloseReason, Status
 from sessions.models import Session, choices, status_fields_agree
@@ -88,10 +88,10 @@ class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):
         }
         return BEAT.fetch_one(parameters) is not None
 
-    def lock_active(self, *, session_ids: Sequence[UUID]) -> list[UUID]:
+    def lock_active(self, *, session_ids: Sequence[Id]) -> list[str]:
         """Lock the Active views of some sessions by id, waiting; returns their ids."""
         with connection.cursor() as cursor:
-            cursor.execute(_LOCK_ACTIVE, [list(session_ids)])
+            cursor.execute(_LOCK_ACTIVE, [array_text(session_ids)])
             return [view_id for (view_id,) in cursor.fetchall()]
 
 
@@ -219,8 +219,8 @@ BEAT = PreparedStatement(
 
 # As an array: Django's IN of a hundred ids takes longer to write than to run.
 _LOCK_ACTIVE = """
-    SELECT id FROM property_object_views
+    SELECT id::text FROM property_object_views
     WHERE session_id = ANY(%s::uuid[]) AND status = 'Active'
-    ORDER BY id
+    ORDER BY property_object_views.id
     FOR NO KEY UPDATE
 """

@@ -1,7 +1,7 @@
 """The ActivityCloserJob: the rows of the specification's test table, and what lies around them."""
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from views.models import PropertyObjectView
 pytestmark = pytest.mark.django_db(transaction=True)
 
 SESSION_ENDED = "pin.user-activity.session-ended.v1"
+MICROSECOND = timedelta(microseconds=1)
 VIEW_ENDED = "pin.user-activity.property-object-view-ended.v1"
 
 
@@ -141,6 +142,44 @@ def test_user_id_of_the_view_event_is_the_sessions_at_closing_time() -> None:
 
     assert PropertyObjectView.objects.get(id=hanging.id).user_id is None
     assert [event["UserId"] for event in events(VIEW_ENDED)] == [str(user_id)]
+
+
+@pytest.mark.parametrize(
+    ("lasted", "seconds"),
+    [
+        (timedelta(0), 0),
+        (timedelta(seconds=1) - MICROSECOND, 0),
+        (timedelta(seconds=1), 1),
+        (timedelta(days=1), 86_400),
+        (timedelta(days=30), 2_592_000),
+        (timedelta(days=30) - MICROSECOND, 2_591_999),
+        (timedelta(days=36_500), 3_153_600_000),
+    ],
+)
+def test_duration_is_told_in_whole_seconds_rounded_down_inv_ses_005_c22(
+    lasted: timedelta, seconds: int
+) -> None:
+    session = silent_session(minutes=13, lasted=lasted)
+    make_view(session=session, lasted=lasted)
+
+    close_inactive()
+
+    ended = [*events(SESSION_ENDED), *events(VIEW_ENDED)]
+    assert [event["DurationSeconds"] for event in ended] == [seconds, seconds]
+    assert all(type(event["DurationSeconds"]) is int for event in ended)
+    assert Session.objects.get().duration == PropertyObjectView.objects.get().duration == lasted
+
+
+@pytest.mark.parametrize("day", ["2026-02-28", "2026-03-28", "2025-10-25", "2025-12-31"])
+def test_session_across_midnight_lasts_its_420_seconds_c23(day: str) -> None:
+    """Whatever the last day of a month, and the nights when clocks are put forward or back."""
+    start = datetime.fromisoformat(f"{day}T23:58:00Z")
+    make_session(created_at=start, last_activity_at=start + timedelta(seconds=420))
+
+    close_inactive()
+
+    (ended,) = events(SESSION_ENDED)
+    assert (ended["CreatedAt"], ended["DurationSeconds"]) == (f"{day}T23:58:00.000000Z", 420)
 
 
 def test_row_exactly_at_the_cutoff_stays() -> None:

@@ -32,8 +32,9 @@ def session_ended(**fields: Any) -> SessionEnded:
             "session_id": new_id(),
             "anonymous_id": new_id(),
             "user_id": None,
-            "created_at": moment - timedelta(seconds=90.5),
-            "last_activity_at": moment,
+            "created_at": iso_utc(moment - timedelta(seconds=90.5)),
+            "last_activity_at": iso_utc(moment),
+            "duration_seconds": 90,
             "version": 2,
             **fields,
         }
@@ -99,8 +100,8 @@ def test_relay_delivers_key_value_and_headers(
         "SessionId": str(event.session_id),
         "AnonymousId": str(event.anonymous_id),
         "UserId": None,
-        "CreatedAt": iso_utc(event.created_at),
-        "LastActivityAt": iso_utc(event.last_activity_at),
+        "CreatedAt": event.created_at,
+        "LastActivityAt": event.last_activity_at,
         "DurationSeconds": 90,
     }
     headers = {name: value.decode() for name, value in record.headers}

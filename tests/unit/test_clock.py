@@ -9,7 +9,7 @@ import time_machine
 from django.db import connection, transaction
 
 from pinactivity.clock import statement_time, time_expression
-from pinactivity.times import iso_utc
+from pinactivity.times import iso_utc, iso_utc_sql
 from sessions.models import Session
 from tests.factories import make_session
 
@@ -66,6 +66,7 @@ def test_expression_of_a_given_time_is_that_time() -> None:
     )
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -79,5 +80,11 @@ def test_expression_of_a_given_time_is_that_time() -> None:
         (datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), "9999-12-31T23:59:59.999999Z"),
     ],
 )
-def test_time_is_written_as_iso_8601_in_utc_with_microseconds(given: datetime, text: str) -> None:
+def test_time_is_written_as_iso_8601_in_utc_with_microseconds_by_python_and_sql(
+    given: datetime, text: str
+) -> None:
     assert iso_utc(given) == text
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL TimeZone = 'Asia/Kathmandu'")
+        cursor.execute(f"SELECT {iso_utc_sql('%s::timestamptz')}", [given])
+        assert cursor.fetchone() == (text,)
