@@ -9,9 +9,16 @@
   gluing strings together makes it about a tenth faster, and escapes nothing.
 
 Both start from the same rows, and must leave the same rows and the same events behind.
+
+Two options ask other questions of the real run alone:
+
+- `--growth 5000000`: how much longer does it take when so many closed sessions are there, with
+  a closed view each?
+- `--memory 1000000`: does the process grow while it closes so many rows, one run after another?
 """
 
 import argparse
+import gc
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -20,6 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 from django.conf import settings
 from django.db import connection
 
@@ -46,6 +54,7 @@ from views.lifecycle import ViewSource
 
 REAL, SET_BASED = "real run", "set-based statement"
 VIEWS_PER_SESSION = 3
+_CLOSED_A_STATEMENT = 500_000
 _TABLES = ("sessions", "property_object_views", "outbox_messages", "activity_closer_runs")
 _USER_AGENTS = Path(settings.BASE_DIR) / "data" / "user-agents.txt"
 
@@ -107,10 +116,38 @@ _LOAD_VIEWS = f"""
         SELECT id AS session_id, user_id, linked_at, n, k,
                created_at + k * (last_activity_at - created_at) / %(views)s AS opened_at,
                (last_activity_at - created_at) / %(views)s AS lasted
-        FROM (SELECT *, row_number() OVER (ORDER BY id) AS n FROM sessions) AS numbered
+        FROM (
+            SELECT *, row_number() OVER (ORDER BY id) AS n FROM sessions WHERE status = 'Active'
+        ) AS numbered
         CROSS JOIN generate_series(0, %(views)s - 1) AS k
     ) AS times
     ORDER BY opened_at
+"""
+
+
+# As a year's traffic leaves them; told from the backlog by their reason.
+_LOAD_CLOSED = f"""
+    WITH new AS (
+        INSERT INTO sessions (
+            id, anonymous_id, status, created_at, last_activity_at, ended_at, duration,
+            close_reason, version, user_agent, browser, os, device_type
+        )
+        SELECT {_uuid7("at", "'closed' || n")}, {_uuid7("at", "'visitor' || n")}, 'Inactive', at,
+               at + interval '5 min', at + interval '17 min', interval '5 min', 'Manual', 2,
+               'Mozilla/5.0', 'Firefox 120', 'Linux', 'Desktop'
+        FROM (
+            SELECT n, %(loaded_at)s - interval '2 hours' - n * interval '6 seconds' AS at
+            FROM generate_series(%(first)s, %(last)s) AS n
+        ) AS times
+        RETURNING id, created_at, last_activity_at, ended_at, duration
+    )
+    INSERT INTO property_object_views (
+        id, session_id, property_object_id, view_source, status, created_at, last_activity_at,
+        ended_at, duration, close_reason, version
+    )
+    SELECT id, id, md5(id::text)::uuid, 'Catalog', 'Inactive', created_at, last_activity_at,
+           ended_at, duration, 'Manual', 2
+    FROM new
 """
 
 
@@ -119,10 +156,13 @@ class Backlog:
 
     Args:
         sessions: How many; each has VIEWS_PER_SESSION due views.
+        closed: How many closed sessions lie beside them, with a closed view each.
     """
 
-    def __init__(self, sessions: int) -> None:
+    def __init__(self, sessions: int, *, closed: int = 0) -> None:
         self.sessions = sessions
+        self._closed = closed
+        self._closed_are_there = False
         self._loaded_at = statement_time()
         lines = _USER_AGENTS.read_text().splitlines()
         self._devices = [identify_device(line, None) for line in lines]
@@ -130,7 +170,13 @@ class Backlog:
     def load(self) -> None:
         """Replace all rows by the backlog, and bring the tables and the WAL to rest."""
         with _unbounded_statements() as execute:
-            execute(f"TRUNCATE {', '.join(_TABLES)} RESTART IDENTITY")
+            if self._closed_are_there:
+                execute("TRUNCATE outbox_messages, activity_closer_runs RESTART IDENTITY")
+                for table in ("property_object_views", "sessions"):
+                    execute(f"DELETE FROM {table} WHERE close_reason IS DISTINCT FROM 'Manual'")
+            else:
+                execute(f"TRUNCATE {', '.join(_TABLES)} RESTART IDENTITY")
+                self._load_closed(execute)
             execute("SELECT setseed(0.5)")
             execute(
                 _LOAD_SESSIONS,
@@ -149,6 +195,13 @@ class Backlog:
             )
             execute(f"VACUUM (ANALYZE) {', '.join(_TABLES)}")
             execute("CHECKPOINT")
+
+    def _load_closed(self, execute: Callable[..., list[Any]]) -> None:
+        for first in range(1, self._closed + 1, _CLOSED_A_STATEMENT):
+            last = min(first + _CLOSED_A_STATEMENT - 1, self._closed)
+            execute(_LOAD_CLOSED, loaded_at=self._loaded_at, first=first, last=last)
+            say(f"{last:,} closed sessions are there")
+        self._closed_are_there = self._closed > 0
 
 
 # -- the two ways ----------------------------------------------------------------------------
@@ -349,6 +402,12 @@ def main() -> None:
     options = _options(arguments.sessions_per_transaction)
     with own_database():
         version = _require_server()
+        if arguments.growth:
+            conclude(_measure_growth(arguments, options, version))
+            return
+        if arguments.memory:
+            conclude(_measure_memory(arguments, options, version))
+            return
         backlog, proof = Backlog(arguments.sessions), Proof(arguments.sessions)
         say(
             f"{backlog.sessions:,} sessions with {VIEWS_PER_SESSION} views each,"
@@ -388,6 +447,60 @@ def _summarise(
     }
 
 
+def _measure_growth(
+    arguments: argparse.Namespace, options: ActivityCloserOptions, version: str
+) -> dict[str, Any]:
+    """Time runs without closed sessions, then with them; the fastest of each are compared."""
+    samples = {
+        closed: interleave(
+            {f"beside {closed:,} closed": lambda: run_closer(options)},
+            work=arguments.sessions,
+            repeats=arguments.repeats,
+            prepare=Backlog(arguments.sessions, closed=closed).load,
+            check=lambda _: None,
+        ).popitem()[1]
+        for closed in (0, arguments.growth)
+    }
+    without, beside = samples.values()
+    return {
+        "name": "closer-growth",
+        "growth": round(without.fastest / beside.fastest, 3),
+        "sessions_per_second": round(without.fastest),
+        "sessions_per_second_beside_closed": round(beside.fastest),
+        "closed_sessions": arguments.growth,
+        "sessions": arguments.sessions,
+        "spread": round(without.spread, 3),
+        "spread_beside_closed": round(beside.spread, 3),
+        "repeats": arguments.repeats,
+        "postgresql": version,
+    }
+
+
+def _measure_memory(
+    arguments: argparse.Namespace, options: ActivityCloserOptions, version: str
+) -> dict[str, Any]:
+    """Watch the resident memory of this process, from the end of the first run on."""
+    backlog = Backlog(arguments.sessions)
+    process = psutil.Process()
+    closings, resident = 0, []
+    while closings < arguments.memory or len(resident) < 2:
+        backlog.load()
+        run_closer(options)
+        closings += backlog.sessions * (1 + VIEWS_PER_SESSION)
+        gc.collect()
+        resident.append(process.memory_info().rss)
+        say(f"{closings:,} rows closed, {resident[-1] / 2**20:.1f} MiB")
+    return {
+        "name": "closer-memory",
+        "growth_mib": round((resident[-1] - resident[0]) / 2**20, 2),
+        "first_mib": round(resident[0] / 2**20, 1),
+        "highest_mib": round(max(resident) / 2**20, 1),
+        "closings": closings,
+        "runs": len(resident),
+        "postgresql": version,
+    }
+
+
 def _options(sessions_per_transaction: int | None) -> ActivityCloserOptions:
     """Take the default options, but for the size of a unit when one is asked for."""
     if sessions_per_transaction is None:
@@ -418,6 +531,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=_positive, default=3, help="of each way")
     parser.add_argument("--sessions-per-transaction", type=_positive, help="default: the option's")
     parser.add_argument("--quick", action="store_true", help="5,000 sessions, once: does it work?")
+    parser.add_argument("--growth", type=_positive, metavar="CLOSED", help="5000000 is the limit's")
+    parser.add_argument("--memory", type=_positive, metavar="CLOSINGS")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.sessions, arguments.repeats = 5_000, 1

@@ -201,6 +201,31 @@ def test_large_backlog_closes_in_one_run_over_many_units() -> None:
     assert (result.closed_sessions, result.closed_views, result.backlog_remaining) == (23, 23, 0)
 
 
+def test_units_find_their_rows_by_indexes_whatever_the_tables_look_like_to_the_planner() -> None:
+    """Small tables invite it to read them whole, for each unit; so do large ones of odd shape."""
+
+    def whole_reads() -> dict[str, int]:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_force_next_flush()")
+            cursor.execute(
+                "SELECT relname, seq_scan FROM pg_stat_user_tables"
+                " WHERE relname IN ('sessions', 'property_object_views')"
+            )
+            return dict(cursor.fetchall())
+
+    for _ in range(20):
+        silent_session(minutes=13, views=2)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE sessions, property_object_views")
+    before = whole_reads()
+
+    result = close_inactive(batch_size=5, sessions_per_transaction=2)
+
+    assert (result.closed_sessions, result.closed_views) == (20, 40)
+    # One each counts the backlog, once a run.
+    assert all(reads <= before[table] + 1 for table, reads in whole_reads().items())
+
+
 def test_parallel_instances_close_each_row_once() -> None:
     for _ in range(300):
         silent_session(minutes=13, views=1)
