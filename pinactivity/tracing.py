@@ -5,8 +5,9 @@ made, so that every event carries a `traceparent` (design, section 8).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -70,7 +71,7 @@ def continued_span(
     if not _spans_are_sent:
         yield parent
         return
-    with _span(name, parent=parent, attributes=attributes):
+    with _consumer_span(name, parent=parent, attributes=attributes):
         yield context.get_current()
 
 
@@ -81,33 +82,42 @@ def gathering_span(
     """Work inside a span that several traces flow into: the child of one, linked to many."""
     links = [trace.Link(trace.get_current_span(source).get_span_context()) for source in sources]
     if len(links) == 1:
-        with _span(name, parent=sources[0], attributes=attributes):
+        with _consumer_span(name, parent=sources[0], attributes=attributes):
             yield
     else:
-        with _span(name, parent=None, attributes=attributes, links=links):
+        with _consumer_span(name, parent=None, attributes=attributes, links=links):
             yield
 
 
-@contextmanager
-def _span(
+def _consumer_span(
     name: str,
     *,
     parent: Context | None,
     attributes: Mapping[str, str | int],
     links: Sequence[trace.Link] = (),
-) -> Iterator[None]:
-    """Open a span that records of an exception its class only: the text may quote a row."""
-    with tracer.start_as_current_span(
+) -> AbstractContextManager[trace.Span]:
+    return open_span(
         name,
         context=parent,
         kind=trace.SpanKind.CONSUMER,
         attributes=dict(attributes),
         links=links,
-        record_exception=False,
-        set_status_on_exception=False,
+    )
+
+
+@contextmanager
+def open_span(name: str, **options: Any) -> Iterator[trace.Span]:
+    """Open a span that records of an exception its class only: the text may quote a row.
+
+    Args:
+        name: What is done inside.
+        options: Of OpenTelemetry's `start_as_current_span`.
+    """
+    with tracer.start_as_current_span(
+        name, record_exception=False, set_status_on_exception=False, **options
     ) as span:
         try:
-            yield
+            yield span
         except Exception as fault:
             span.set_attribute("error.type", type(fault).__qualname__)
             span.set_status(trace.StatusCode.ERROR)

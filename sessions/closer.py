@@ -31,7 +31,7 @@ from pinactivity.faults import (
 )
 from pinactivity.ids import array_text, new_id
 from pinactivity.locks import CLOSER, REPLAY, advisory_lock
-from pinactivity.tracing import correlate, tracer
+from pinactivity.tracing import correlate, open_span
 from sessions.closing import Closed, close_sessions, close_views
 from sessions.lifecycle import CloseReason, RunOutcome
 from sessions.models import ActivityCloserRun, Session
@@ -161,11 +161,8 @@ class ActivityCloser:
         failures = 0
         with (
             correlate(run_id),
-            tracer.start_as_current_span(
-                "activity-closer run", record_exception=False, set_status_on_exception=False
-            ) as span,
+            open_span("activity-closer run", attributes={"jobRunId": str(run_id)}) as span,
         ):
-            span.set_attribute("jobRunId", str(run_id))
             try:
                 with self._admitted(live=now is None), _connection_set_up():
                     run = self._begin(run_id, now)
@@ -191,6 +188,7 @@ class ActivityCloser:
                 duration=timedelta(seconds=time.monotonic() - started),
             )
             _report(result)
+            span.set_attribute("outcome", outcome.value)
             span.set_attribute("closedCount", result.closed_sessions + result.closed_views)
         return result
 
@@ -322,21 +320,15 @@ class ActivityCloser:
         Returns:
             How many of the claimed rows were closed.
         """
-        with tracer.start_as_current_span(
-            "activity-closer transaction", record_exception=False, set_status_on_exception=False
+        with open_span(
+            "activity-closer transaction", attributes={"phase": phase.name, "batchSize": limit}
         ) as span:
             with transaction.atomic():
                 claimed.extend(_claim(phase, run, limit=limit, since=since, row_id=row_id))
                 closed = phase.close(
                     [row_id for row_id, _ in claimed], reason=CloseReason.INACTIVITY, now=run.now
                 )
-            span.set_attributes(
-                {
-                    "phase": phase.name,
-                    "batchSize": limit,
-                    "closedCount": closed.sessions + closed.views,
-                }
-            )
+            span.set_attribute("closedCount", closed.sessions + closed.views)
         run.closed_sessions += closed.sessions
         run.closed_views += closed.views
         metrics.CLOSER_SESSIONS_CLOSED.inc(closed.sessions)

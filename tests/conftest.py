@@ -10,6 +10,9 @@ import pytest
 from django.conf import settings
 from django.db import connection
 from django.test import Client
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pinactivity.kafka.topics import TOPICS, create_topics
 from tests.kafka import TopicReader
@@ -87,3 +90,14 @@ def count_statements() -> Any:
     from django.test.utils import CaptureQueriesContext  # noqa: PLC0415 - needs settings
 
     return lambda: CaptureQueriesContext(connection)
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    """Keep the spans that end during the test."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("pinactivity.tracing.tracer", provider.get_tracer("tests"))
+    yield exporter
+    provider.shutdown()

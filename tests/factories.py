@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import factory
+from django.db import connection
 from factory.django import DjangoModelFactory
 
 from pinactivity.clock import statement_time
@@ -98,3 +99,26 @@ def make_stats(**fields: Any) -> PropertyObjectViewStats:
             **fields,
         }
     )
+
+
+def make_due_sessions(sessions: int, *, views: int = 0) -> None:
+    """Insert thousands, all silent for longer than the threshold, each with so many open views."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            WITH new AS (
+                INSERT INTO sessions (id, anonymous_id, created_at, last_activity_at, user_agent,
+                                      browser, os, device_type)
+                SELECT gen_random_uuid(), gen_random_uuid(), moment - interval '5 min', moment,
+                       'test', '', '', 'Unknown'
+                FROM (SELECT statement_timestamp() - interval '13 min' - n * interval '1 ms'
+                      FROM generate_series(1, %s) AS n) AS silent (moment)
+                RETURNING id, created_at, last_activity_at
+            )
+            INSERT INTO property_object_views (id, session_id, property_object_id, view_source,
+                                               created_at, last_activity_at)
+            SELECT gen_random_uuid(), id, gen_random_uuid(), 'Map', created_at, last_activity_at
+            FROM new, generate_series(1, %s)
+            """,
+            [sessions, views],
+        )

@@ -23,7 +23,7 @@ from pinactivity.kafka.topics import SESSION_LINKED, USER_SIGNED_IN
 from pinactivity.times import iso_utc
 from sessions.models import ActivityCloserRun, Session
 from sessions.tasks import close_inactive
-from tests.factories import make_session, silent_session
+from tests.factories import make_due_sessions, make_session, silent_session
 from tests.processes import CELERY, MANAGE, running, wait_for_backends_to_end, wait_until, worker
 from views.models import PropertyObjectView
 
@@ -45,29 +45,6 @@ def _empty_queues() -> Iterator[None]:
     app.control.purge()
 
 
-def make_due_sessions(count: int) -> None:
-    """Insert sessions with two views each, all silent for longer than the threshold."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            WITH new AS (
-                INSERT INTO sessions (id, anonymous_id, created_at, last_activity_at, user_agent,
-                                      browser, os, device_type)
-                SELECT gen_random_uuid(), gen_random_uuid(), moment - interval '5 min', moment,
-                       'test', '', '', 'Unknown'
-                FROM (SELECT statement_timestamp() - interval '13 min' - n * interval '1 ms'
-                      FROM generate_series(1, %s) AS n) AS silent (moment)
-                RETURNING id, created_at, last_activity_at
-            )
-            INSERT INTO property_object_views (id, session_id, property_object_id, view_source,
-                                               created_at, last_activity_at)
-            SELECT gen_random_uuid(), id, gen_random_uuid(), 'Map', created_at, last_activity_at
-            FROM new, generate_series(1, 2)
-            """,
-            [count],
-        )
-
-
 def is_at_least(rows: QuerySet[Any], count: int) -> bool:
     return rows.count() >= count
 
@@ -86,24 +63,29 @@ def assert_one_event_for_each_closed_row_and_none_else() -> None:
     assert not inactive.filter(views__status="Active").exists()
 
 
-def test_ticks_of_beat_close_sessions_and_carry_their_events_to_kafka(
+def test_ticks_of_two_beats_close_sessions_and_carry_their_events_to_kafka_once_c15(
     tmp_path: Path, read_topic: Callable[[str], list[Any]]
 ) -> None:
     session = silent_session(minutes=13, views=1)
     log = tmp_path / "log"
     interval = {"ACTIVITY_CLOSER_POLLING_INTERVAL": "00:00:01"}
-    beat = [*CELERY, "beat", "--schedule", str(tmp_path / "schedule")]
+    beats = [
+        [*CELERY, "beat", "--pidfile=", "--schedule", str(tmp_path / name)] for name in ("1", "2")
+    ]
 
     with (
         running(worker("closer"), log, **interval) as closer,
         running(worker("relay"), log) as relaying,
-        running(beat, log, **interval) as beating,
+        running(beats[0], log, **interval) as beating,
+        running(beats[1], log, **interval) as beating_too,
     ):
         published = OutboxMessage.objects.filter(published_at__isnull=False)
         wait_until(lambda: published.count() == 2, what="the delivery of both events")
-        for process in (beating, closer, relaying):
+        wait_until(partial(is_at_least, ActivityCloserRun.objects, 4), what="ticks of both beats")
+        processes = (beating, beating_too, closer, relaying)
+        for process in processes:
             process.send_signal(signal.SIGTERM)
-        assert [process.wait(30) for process in (beating, closer, relaying)] == [0, 0, 0]
+        assert [process.wait(30) for process in processes] == [0, 0, 0, 0]
 
     assert Session.objects.get().status == "Inactive"
     (record,) = read_topic(SESSION_ENDED)
@@ -155,7 +137,7 @@ def test_sign_in_of_identity_reaches_the_session_and_its_event_kafka_a4(
 
 def test_worker_killed_in_the_middle_of_a_batch_loses_and_repeats_nothing(tmp_path: Path) -> None:
     sessions = 3000
-    make_due_sessions(sessions)
+    make_due_sessions(sessions, views=2)
     closed = Session.objects.filter(status="Inactive")
     kills = 0
     for target in (200, 1000, 1800):
@@ -179,20 +161,24 @@ def test_worker_killed_in_the_middle_of_a_batch_loses_and_repeats_nothing(tmp_pa
     assert_one_event_for_each_closed_row_and_none_else()
 
 
-def test_worker_asked_to_stop_ends_its_run_between_transactions(tmp_path: Path) -> None:
-    make_due_sessions(4000)
+def test_worker_asked_to_stop_ends_its_runs_between_transactions_c17(tmp_path: Path) -> None:
+    """There are two of one tick: the broker has delivered it again while it runs."""
+    make_due_sessions(4000, views=2)
     closed = Session.objects.filter(status="Inactive")
     with running(
         worker("closer"), tmp_path / "log", ACTIVITY_CLOSER_SESSIONS_PER_TRANSACTION="1"
     ) as process:
-        close_inactive.delay()
+        tick = close_inactive.delay()
         wait_until(lambda: closed.count() >= 20, what="the first closings")
+        close_inactive.apply_async(task_id=tick.id)
+        runs = ActivityCloserRun.objects.filter(outcome="Running")
+        wait_until(lambda: runs.count() == 2, what="the second run of the tick")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
-    run = ActivityCloserRun.objects.get()
-    assert run.outcome == "Cancelled"
-    assert run.closed_sessions == closed.count() < 4000
+    ended = list(ActivityCloserRun.objects.all())
+    assert [run.outcome for run in ended] == ["Cancelled", "Cancelled"]
+    assert sum(run.closed_sessions for run in ended) == closed.count() < 4000
     assert_one_event_for_each_closed_row_and_none_else()
 
 
@@ -238,7 +224,7 @@ def test_worker_back_from_a_pause_finds_no_pile_of_ticks_c16(tmp_path: Path) -> 
         close_inactive.delay()
     with running(worker("closer", "--purge"), tmp_path / "log"):
         wait_until(is_idle_queue, what="the end of the pile")
-        make_due_sessions(1)
+        make_due_sessions(1, views=2)
         close_inactive.delay()
         wait_until(
             partial(is_at_least, Session.objects.filter(status="Inactive"), 1),

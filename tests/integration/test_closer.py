@@ -1,25 +1,40 @@
 """The ActivityCloserJob: the rows of the specification's test table, and what lies around them."""
 
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import ANY
 from uuid import UUID
 
 import pytest
-from django.db import connection
+import time_machine
+from django.db import connection, transaction
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import REGISTRY
 
 from outbox.models import OutboxMessage
 from pinactivity.clock import statement_time
 from pinactivity.ids import new_id
 from pinactivity.locks import CLOSER, REPLAY, advisory_lock
 from sessions.closer import ActivityCloser, ActivityCloserResult
+from sessions.errors import SessionNotFound
 from sessions.lifecycle import RunOutcome
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
-from sessions.services import beat_session
+from sessions.services import beat_session, link_session
 from tests.concurrency import Background, run_together
-from tests.factories import DEVICE, MINUTE, make_session, make_view, silent_session
+from tests.factories import (
+    DEVICE,
+    MINUTE,
+    make_due_sessions,
+    make_session,
+    make_view,
+    silent_session,
+)
+from tests.processes import wait_until
+from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
+from views.services import beat_view, open_view
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,6 +53,7 @@ def events(topic: str) -> list[dict[str, Any]]:
 
 
 def test_empty_batch_is_a_success_without_events() -> None:
+    """Tests: Empty batch."""
     make_session(silent=11 * MINUTE)
 
     result = close_inactive()
@@ -49,6 +65,7 @@ def test_empty_batch_is_a_success_without_events() -> None:
 
 
 def test_expired_session_closes_with_all_its_views_and_events_inv_ses_005_inv_lv_007_ac5() -> None:
+    """Tests: expired session with open views."""
     user_id = new_id()
     session = silent_session(minutes=13, user_id=user_id)
     views = [
@@ -106,6 +123,7 @@ def test_views_left_to_phase_b_close_with_their_session() -> None:
 
 
 def test_hanging_view_in_a_live_session_closes_alone_inv_lv_004() -> None:
+    """Tests: hanging view in a live session."""
     session = silent_session(minutes=1)
     hanging = make_view(session=session, silent=13 * MINUTE)
     live = make_view(session=session)
@@ -120,6 +138,7 @@ def test_hanging_view_in_a_live_session_closes_alone_inv_lv_004() -> None:
 
 
 def test_second_run_closes_nothing_and_repeats_no_event_ac5() -> None:
+    """Tests: idempotency, restart. Idempotency: duplicate item."""
     for _ in range(3):
         silent_session(minutes=20, views=2)
     close_inactive()
@@ -133,6 +152,7 @@ def test_second_run_closes_nothing_and_repeats_no_event_ac5() -> None:
 
 
 def test_user_id_of_the_view_event_is_the_sessions_at_closing_time() -> None:
+    """Tests: UserId in the payload."""
     session = silent_session(minutes=1)
     hanging = make_view(session=session, silent=13 * MINUTE)
     user_id = new_id()
@@ -226,20 +246,23 @@ def test_units_find_their_rows_by_indexes_whatever_the_tables_look_like_to_the_p
     assert all(reads <= before[table] + 1 for table, reads in whole_reads().items())
 
 
-def test_parallel_instances_close_each_row_once() -> None:
-    for _ in range(300):
-        silent_session(minutes=13, views=1)
+def test_50_parallel_instances_close_each_of_10000_rows_once_inv_ses_006_inv_lv_008_c15() -> None:
+    """Tests, idempotency: parallel instances."""
+    sessions, views = 2500, 3
+    make_due_sessions(sessions, views=views)
 
-    results = run_together([lambda: close_inactive(batch_size=10, sessions_per_transaction=3)] * 4)
+    results = run_together([lambda: close_inactive(batch_size=10, sessions_per_transaction=3)] * 50)
 
-    assert sum(result.closed_sessions for result in results) == 300
-    assert sum(result.closed_views for result in results) == 300
-    assert all(result.failures == 0 for result in results)
+    assert sum(result.closed_sessions for result in results) == sessions
+    assert sum(result.closed_views for result in results) == views * sessions
+    assert sum(result.closed_sessions + result.closed_views > 0 for result in results) > 1
+    assert all((result.outcome, result.failures) == ("Succeeded", 0) for result in results)
     keys = list(OutboxMessage.objects.values_list("key", flat=True))
-    assert len(keys) == len(set(keys)) == 600
+    assert len(keys) == len(set(keys)) == 10_000
 
 
 def test_cancellation_ends_the_run_between_transactions_and_keeps_what_is_committed() -> None:
+    """Tests: cancellation."""
     for _ in range(10):
         silent_session(minutes=13)
     asked = 0
@@ -274,11 +297,13 @@ def refuse_one(request: pytest.FixtureRequest) -> Any:
     """Make PostgreSQL refuse the closing of one session, by a trigger of the test's own."""
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE refused (id uuid)")
+        cursor.execute("CREATE SEQUENCE refusals")  # which no rollback sets back
         cursor.execute(
             """
             CREATE FUNCTION refuse_listed() RETURNS trigger LANGUAGE plpgsql AS $$
             BEGIN
                 IF EXISTS (SELECT FROM refused WHERE refused.id = new.id) THEN
+                    PERFORM nextval('refusals');
                     RAISE EXCEPTION 'refused' USING ERRCODE = 'raise_exception';
                 END IF;
                 RETURN new;
@@ -299,9 +324,11 @@ def refuse_one(request: pytest.FixtureRequest) -> Any:
         cursor.execute("DROP TRIGGER refuse_listed ON sessions")
         cursor.execute("DROP FUNCTION refuse_listed")
         cursor.execute("DROP TABLE refused")
+        cursor.execute("DROP SEQUENCE refusals")
 
 
 def test_failure_of_one_session_leaves_only_that_one_active(refuse_one: Any) -> None:
+    """Tests, border of the transaction: partial failure."""
     sessions = [silent_session(minutes=13 + number, views=1) for number in range(7)]
     refuse_one(sessions[3])
 
@@ -313,6 +340,54 @@ def test_failure_of_one_session_leaves_only_that_one_active(refuse_one: Any) -> 
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM refused")
     assert close_inactive().closed_sessions == 1
+
+
+def test_row_that_keeps_failing_is_tried_twice_a_run_and_taken_again_by_the_next_tick(
+    refuse_one: Any,
+) -> None:
+    """Idempotency: repeatable error; no endless retry within a run."""
+    bad, *_ = [silent_session(minutes=14 - number / 10) for number in range(3)]
+    refuse_one(bad)
+
+    results = [close_inactive() for _ in range(3)]
+
+    assert [(run.outcome, run.closed_sessions, run.failures) for run in results] == [
+        ("Succeeded", 2, 1),
+        ("Succeeded", 0, 1),
+        ("Succeeded", 0, 1),
+    ]
+    assert [run.backlog_remaining for run in results] == [1, 1, 1]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT last_value FROM refusals")
+        assert cursor.fetchone() == (2 + 1 + 1,)  # in its unit and alone; then it is the unit
+        cursor.execute("DELETE FROM refused")
+    assert close_inactive().closed_sessions == 1
+    assert [event["SessionId"] for event in events(SESSION_ENDED)].count(str(bad.id)) == 1
+
+
+def test_row_that_is_revived_while_its_unit_fails_stays_alive(refuse_one: Any) -> None:
+    """Taken alone, it must pass the whole predicate again."""
+    bad, revived, closed = (silent_session(minutes=14 - number / 10) for number in range(3))
+    refuse_one(bad)
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 4:  # phase A, the unit, `bad` alone; now `revived` alone
+            beat_session(
+                session_id=revived.id,
+                anonymous_id=revived.anonymous_id,
+                user_id=None,
+                device=DEVICE,
+            )
+        return False
+
+    result = ActivityCloser(ActivityCloserOptions(), stop=stop).run()
+
+    assert (result.closed_sessions, result.failures) == (1, 1)
+    assert set(Session.objects.active().values_list("id", flat=True)) == {bad.id, revived.id}
+    assert [event["SessionId"] for event in events(SESSION_ENDED)] == [str(closed.id)]
 
 
 def test_database_that_cannot_write_fails_the_run_at_once() -> None:
@@ -348,6 +423,7 @@ def test_locked_table_is_left_to_the_next_tick_without_an_error() -> None:
 
 
 def test_failing_view_leaves_only_that_one_active() -> None:
+    """Border of the transaction: partial failure, phase A."""
     session = silent_session(minutes=1)
     bad = make_view(session=session, silent=14 * MINUTE, view_source="Catalog")
     good = [make_view(session=session, silent=13 * MINUTE) for _ in range(4)]
@@ -387,7 +463,7 @@ def test_held_view_delays_its_session_by_one_tick_and_nobody_else() -> None:
     assert close_inactive().closed_sessions == 1
 
 
-def test_statement_timeout_goes_on_with_smaller_units() -> None:
+def test_statement_timeout_goes_on_with_smaller_units_c21() -> None:
     """Closing two sessions is too much for the timeout, closing one is not."""
     for _ in range(6):
         silent_session(minutes=13)
@@ -412,6 +488,7 @@ def test_statement_timeout_goes_on_with_smaller_units() -> None:
 
 
 def test_lost_connection_ends_the_run_as_failed_and_the_next_takes_the_rest() -> None:
+    """Idempotency: job restart, repeatable error."""
     for _ in range(4):
         silent_session(minutes=13)
     with connection.cursor() as cursor:
@@ -435,6 +512,87 @@ def test_lost_connection_ends_the_run_as_failed_and_the_next_takes_the_rest() ->
     assert (result.outcome, result.failures, result.closed_sessions) == (RunOutcome.FAILED, 1, 2)
     connection.close()
     assert close_inactive().closed_sessions == 2
+
+
+def test_run_is_told_by_the_lines_metrics_and_spans_of_the_specification(
+    caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter, refuse_one: Any
+) -> None:
+    """The specification's section on what can be observed: names, and what each of them holds."""
+    bad, *_ = [silent_session(minutes=14 - number / 10, views=1) for number in range(3)]
+    refuse_one(bad)
+    before = closer_metrics()
+
+    result = close_inactive()
+
+    lines = [record.msg for record in caplog.records if record.name == "sessions.closer"]
+    assert [
+        {name: line[name] for name in names if name in line}
+        for line in lines
+        if isinstance(line, dict)
+        for names in [LINES[line["event"]]]
+    ] == [
+        {"event": "job started", "jobRunId": str(result.run_id), "cutoff": ANY},
+        {"event": "batch processed", "phase": "A", "rows": 3, "closed": 3},
+        {"event": "unit failed", "phase": "B", "rows": 3, "errorClass": ANY},
+        {"event": "item failed", "id": str(bad.id), "type": "Session", "errorClass": ANY},
+        {"event": "batch processed", "phase": "B", "rows": 3, "closed": 2},
+        {
+            "event": "job completed",
+            "closedSessions": 2,
+            "closedViews": 3,
+            "durationMs": ANY,
+            "backlogRemaining": 1,
+        },
+    ]
+    after = closer_metrics()
+    assert {name: after[name] - before[name] for name in after} == {
+        "activity_closer_run_duration_ms_count": 1,
+        "activity_closer_sessions_closed_total": 2,
+        "activity_closer_views_closed_total": 3,
+        "activity_closer_errors_total": 2,
+        "activity_closer_close_lag_seconds_count": 5,
+        "activity_closer_batch_backlog": after["activity_closer_batch_backlog"]
+        - before["activity_closer_batch_backlog"],
+    }
+    assert after["activity_closer_batch_backlog"] == 1
+    *units, run = spans.get_finished_spans()
+    assert dict(run.attributes or {}) == {
+        "jobRunId": str(result.run_id),
+        "outcome": "Succeeded",
+        "closedCount": 5,
+    }
+    assert [
+        {name: value for name, value in (unit.attributes or {}).items() if name != "error.type"}
+        for unit in units
+    ] == [
+        {"phase": "A", "batchSize": 500, "closedCount": 3},
+        {"phase": "B", "batchSize": 100},
+        {"phase": "B", "batchSize": 1},
+        {"phase": "B", "batchSize": 1, "closedCount": 1},
+        {"phase": "B", "batchSize": 1, "closedCount": 1},
+    ]
+    assert all(unit.parent and unit.parent.span_id == run.context.span_id for unit in units)
+
+
+LINES = {
+    "job started": ("event", "jobRunId", "cutoff"),
+    "batch processed": ("event", "phase", "rows", "closed"),
+    "unit failed": ("event", "phase", "rows", "errorClass"),
+    "item failed": ("event", "id", "type", "errorClass"),
+    "job completed": ("event", "closedSessions", "closedViews", "durationMs", "backlogRemaining"),
+}
+
+
+def closer_metrics() -> dict[str, float]:
+    names = (
+        "activity_closer_run_duration_ms_count",
+        "activity_closer_sessions_closed_total",
+        "activity_closer_views_closed_total",
+        "activity_closer_batch_backlog",
+        "activity_closer_errors_total",
+        "activity_closer_close_lag_seconds_count",
+    )
+    return {name: REGISTRY.get_sample_value(name) or 0.0 for name in names}
 
 
 def test_run_is_recorded() -> None:
@@ -476,20 +634,22 @@ def test_single_instance_skips_while_another_runs() -> None:
 
 
 def test_locked_rows_wait_for_the_next_tick_c19() -> None:
-    held = silent_session(minutes=14)
-    free = silent_session(minutes=13)
+    make_due_sessions(100)
+    held = list(Session.objects.values_list("id", flat=True))
+    free = [silent_session(minutes=12.5) for _ in range(3)]
     holder = connection.copy()
     try:
         holder.set_autocommit(False)
         with holder.cursor() as cursor:
-            cursor.execute("SELECT FROM sessions WHERE id = %s FOR UPDATE", [held.id])
-        assert close_inactive().closed_sessions == 1
-        assert Session.objects.get(id=free.id).status == "Inactive"
-        assert Session.objects.get(id=held.id).status == "Active"
+            cursor.execute("SELECT FROM sessions WHERE id = ANY(%s) FOR UPDATE", [held])
+        result = close_inactive()
+        assert (result.closed_sessions, result.failures) == (len(free), 0)
+        assert result.backlog_remaining == len(held)
+        assert set(Session.objects.active().values_list("id", flat=True)) == set(held)
     finally:
         holder.rollback()
         holder.close()
-    assert close_inactive().closed_sessions == 1
+    assert close_inactive().closed_sessions == len(held)
 
 
 def test_events_carry_the_run_as_correlation_and_the_rows_version() -> None:
@@ -512,7 +672,10 @@ def test_events_carry_the_run_as_correlation_and_the_rows_version() -> None:
 
 
 def test_beats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6() -> None:
-    """Either the beat came first and the session lives, or the closer did and it restarted."""
+    """Race: heartbeat against closing.
+
+    Either the beat came first and the session lives, or the closer did and it restarted.
+    """
     sessions = [silent_session(minutes=12, views=1) for _ in range(60)]
 
     def beat_all() -> list[tuple[UUID, bool]]:
@@ -550,8 +713,148 @@ def test_beats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6() -> N
     assert len(events(SESSION_ENDED)) == restarted
 
 
+def test_beat_of_a_view_that_was_closed_first_is_not_accepted_inv_lv_003() -> None:
+    """Race: view heartbeat, the closer was first."""
+    view = make_view(session=silent_session(minutes=1), silent=13 * MINUTE)
+    anonymous_id = view.session.anonymous_id
+    close_inactive()
+
+    assert not beat_view(view_id=view.id, anonymous_id=anonymous_id)
+    opened = open_view(
+        session_id=view.session_id,
+        anonymous_id=anonymous_id,
+        user_id=None,
+        device=DEVICE,
+        property_object_id=view.property_object_id,
+        view_source=ViewSource.CATALOG,
+        filter_snapshot=None,
+    )
+
+    assert (opened.is_new, opened.restarted) == (True, False)
+    assert len(events(VIEW_ENDED)) == 1
+
+
+def test_view_that_was_beaten_first_stays_open() -> None:
+    """Race: view heartbeat, the beat was first."""
+    session = silent_session(minutes=12.5, views=1)
+    view = session.views.get()
+    assert beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+
+    result = close_inactive()
+
+    assert (result.closed_sessions, result.closed_views) == (0, 0)
+
+
+def test_link_after_the_closing_finds_no_session_and_repeats_nothing_inv_ses_006() -> None:
+    """Race: link, the closer was first."""
+    session = silent_session(minutes=13)
+    close_inactive()
+
+    with pytest.raises(SessionNotFound):
+        link_session(anonymous_id=session.anonymous_id, user_id=new_id())
+
+    assert [event["SessionId"] for event in events(SESSION_ENDED)] == [str(session.id)]
+    assert OutboxMessage.objects.count() == 1
+
+
+def test_switch_under_way_closes_the_session_and_the_run_leaves_it_inv_ses_006() -> None:
+    """Race: link (Switched), the switch was first.
+
+    The switch holds the session: the closer skips it, and finds it closed afterwards.
+    """
+    session = silent_session(minutes=13, views=1, user_id=new_id())
+
+    with transaction.atomic():
+        link_session(anonymous_id=session.anonymous_id, user_id=new_id())
+        with Background(close_inactive) as run:
+            result = run.result()
+        assert isinstance(result, ActivityCloserResult)
+        # Phase A takes views alone: it skips this one, which the switch has closed.
+        assert (result.closed_sessions, result.closed_views, result.failures) == (0, 0, 0)
+
+    assert close_inactive().closed_sessions == 0
+    assert Session.objects.get(id=session.id).close_reason == "Switched"
+    assert [event["SessionId"] for event in events(SESSION_ENDED)] == [str(session.id)]
+    assert len(events(VIEW_ENDED)) == 1
+
+
+@pytest.mark.parametrize("skew", [timedelta(hours=1), timedelta(hours=-1)])
+def test_clock_of_the_workers_host_closes_nothing_early_or_late_c20(skew: timedelta) -> None:
+    live, due = make_session(silent=11 * MINUTE), silent_session(minutes=13)
+
+    with time_machine.travel(datetime.now(UTC) + skew):
+        result = close_inactive()
+
+    assert (result.outcome, result.closed_sessions) == ("Succeeded", 1)
+    assert Session.objects.get(id=live.id).status == "Active"
+    closed = Session.objects.get(id=due.id)
+    assert closed.ended_at is not None
+    assert abs(statement_time() - closed.ended_at) < MINUTE
+    run = ActivityCloserRun.objects.get()
+    assert abs(statement_time() - run.started_at) < MINUTE
+
+
+def test_closing_locks_rows_of_its_own_tables_only_while_views_are_opened_c18() -> None:
+    """It waits for a held view, in the middle of its transaction; then its locks are looked at."""
+    held, busy = silent_session(minutes=14), make_session()
+    view = make_view(session=held, silent=MINUTE)
+    holder = connection.copy()
+    try:
+        holder.set_autocommit(False)
+        with holder.cursor() as cursor:
+            cursor.execute("SELECT FROM property_object_views WHERE id = %s FOR UPDATE", [view.id])
+        with Background(close_inactive) as run:
+            wait_until(lambda: waiting_backends() != [], what="the closer's wait for the view")
+            (pid,) = waiting_backends()
+            opened = open_view(
+                session_id=busy.id,
+                anonymous_id=busy.anonymous_id,
+                user_id=None,
+                device=DEVICE,
+                property_object_id=new_id(),
+                view_source=ViewSource.MAP,
+                filter_snapshot=None,
+            )
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SELECT DISTINCT locktype, c.relname, mode FROM pg_locks"
+                    " JOIN pg_class AS c ON c.oid = relation AND c.relkind = 'r'"
+                    "   AND c.relnamespace = 'user_activity'::regnamespace"
+                    " WHERE pid = %s",
+                    [pid],
+                )
+                locks = set(cursor.fetchall())
+            holder.rollback()
+            result = run.result()
+    finally:
+        holder.close()
+
+    assert opened.is_new
+    assert locks == {
+        # The mode of SELECT .. FOR NO KEY UPDATE: rows are locked, and no table.
+        ("relation", "sessions", "RowShareLock"),
+        ("relation", "property_object_views", "RowShareLock"),
+        ("tuple", "property_object_views", "ExclusiveLock"),  # its place in the queue for the view
+    }
+    assert isinstance(result, ActivityCloserResult)
+    assert (result.closed_sessions, result.closed_views) == (1, 1)
+
+
+def waiting_backends() -> list[int]:
+    """The backends of this database that wait for a lock."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return [pid for (pid,) in cursor.fetchall()]
+
+
 def test_closing_skips_a_beat_under_way_and_then_leaves_the_row_c3_ac9() -> None:
-    """The beat holds the row uncommitted: the closer skips it, and finds it alive afterwards."""
+    """Race: the heartbeat was first.
+
+    The beat holds the row uncommitted: the closer skips it, and finds it alive afterwards.
+    """
     session = silent_session(minutes=12.5)
     beating = connection.copy()
     try:

@@ -14,8 +14,6 @@ import structlog
 from celery import Celery, shared_task
 from django.db import IntegrityError, connection, transaction
 from django.test import RequestFactory
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pinactivity.clock import statement_time
@@ -249,20 +247,15 @@ def test_other_faults_are_described_by_their_class() -> None:
     assert describe_fault(ValueError(ADDRESS)) == {"errorClass": "ValueError"}
 
 
-def test_text_of_an_exception_reaches_no_span(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_of_an_exception_reaches_no_span(db: None, spans: InMemorySpanExporter) -> None:
     """A span that an exception leaves records it unless told not to."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("sessions.closer.tracer", provider.get_tracer("tests"))
     silent_session(minutes=13, ip_address=ADDRESS, user_agent=USER_AGENT)
     with connection.cursor() as cursor:  # the closing now fails, and quotes the row
         cursor.execute("ALTER TABLE sessions ADD CONSTRAINT chk_test CHECK (status = 'Active')")
 
     result = ActivityCloser(ActivityCloserOptions()).run(now=statement_time())
 
-    provider.shutdown()
-    spans = "".join(span.to_json() for span in exporter.get_finished_spans())
+    found = "".join(span.to_json() for span in spans.get_finished_spans())
     assert result.failures > 0
-    assert "activity-closer" in spans
-    assert [mark for mark in MARKS if mark in spans] == []
+    assert "activity-closer" in found
+    assert [mark for mark in MARKS if mark in found] == []
