@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterable
+from datetime import datetime
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
 
-__all__ = ["NIL", "Id", "array_text", "new_id", "parse_id"]
+__all__ = ["NIL", "Id", "array_text", "earliest_id", "new_id", "parse_id"]
 
 NIL = UUID(int=0)
 
@@ -24,6 +25,11 @@ _SPELLING = re.compile(
 def new_id() -> UUID:
     """Make a UUID v7: unique, and ordered by the time it was made."""
     return uuid7()
+
+
+def earliest_id(moment: datetime) -> UUID:
+    """Return the lowest UUID v7 that `new_id` can make at that moment, to compare ids with."""
+    return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)
 
 
 def array_text(ids: Iterable[Id]) -> str:

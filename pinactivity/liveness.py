@@ -73,7 +73,8 @@ def report_worker(progress: WorkerProgress, queues: Collection[str]) -> tuple[bo
         "Overdue": [],
     }
     if running_for is not None:
-        if running_for > settings.ACTIVITY_CLOSER.max_run_duration + STUCK_AFTER:
+        jobs = (settings.ACTIVITY_CLOSER, settings.ACTIVITY_RETENTION)
+        if running_for > max(job.max_run_duration for job in jobs) + STUCK_AFTER:
             return False, {**body, "Status": "stuck"}
         return True, body
     try:

@@ -45,6 +45,17 @@ CLOSER_CLOSE_LAG = Histogram(
     buckets=(*range(600, 1801, 30), 3600, 86_400),
 )
 
+# -- ActivityRetentionJob -----------------------------------------------------------------
+
+RETENTION_RUNS = Counter("activity_retention_runs_total", "Runs, by how they ended.", ["outcome"])
+RETENTION_SESSIONS_DELETED = Counter(
+    "activity_retention_sessions_deleted_total", "Sessions that the job has deleted."
+)
+RETENTION_VIEWS_DELETED = Counter(
+    "activity_retention_views_deleted_total", "Views that the job has deleted."
+)
+RETENTION_ERRORS = Counter("activity_retention_errors_total", "Transactions and runs that failed.")
+
 # -- view statistics -----------------------------------------------------------------------
 
 VIEW_STATS_EVENTS = Counter(

@@ -17,7 +17,7 @@ from pinactivity.env import Environment
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.logging import logging_config
 from pinactivity.options import RateLimitOptions
-from sessions.options import ActivityCloserOptions
+from sessions.options import ActivityCloserOptions, ActivityRetentionOptions
 from views.options import ViewStatsOptions
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -59,6 +59,12 @@ ACTIVITY_CLOSER = env.options(
     max_run_duration=env.time_span("ACTIVITY_CLOSER_MAX_RUN_DURATION"),
     sessions_per_transaction=env.int("ACTIVITY_CLOSER_SESSIONS_PER_TRANSACTION", default=None),
     single_instance=env.bool("ACTIVITY_CLOSER_SINGLE_INSTANCE", default=None),
+)
+ACTIVITY_RETENTION = env.options(
+    "ACTIVITY_RETENTION",
+    ActivityRetentionOptions,
+    age=env.time_span("ACTIVITY_RETENTION_AGE"),
+    max_run_duration=env.time_span("ACTIVITY_RETENTION_MAX_RUN_DURATION"),
 )
 OUTBOX = env.options(
     "OUTBOX",
@@ -142,7 +148,10 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = False  # the next tick is the retry
 CELERY_TASK_QUEUES = [Queue("closer"), Queue("relay"), Queue("maintenance")]
 CELERY_TASK_DEFAULT_QUEUE = "maintenance"
-CELERY_TASK_ROUTES = {"sessions.tasks.*": {"queue": "closer"}, "outbox.tasks.*": {"queue": "relay"}}
+CELERY_TASK_ROUTES = {
+    "sessions.tasks.close_inactive": {"queue": "closer"},
+    "outbox.tasks.*": {"queue": "relay"},
+}
 CELERY_WORKER_POOL = "threads"  # worker_shutting_down reaches the tasks' own process
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
@@ -169,6 +178,10 @@ def _tick(task: str, interval: timedelta) -> dict[str, Any]:
 
 CELERY_BEAT_SCHEDULE = {
     "close-inactive": _tick("sessions.tasks.close_inactive", ACTIVITY_CLOSER.polling_interval),
+    "delete-old-activity": {
+        "task": "sessions.tasks.delete_old_activity",
+        "schedule": crontab(hour=3, minute=0),
+    },
     "relay-outbox": _tick("outbox.tasks.relay", OUTBOX.polling_interval),
     "purge-seen-views": _tick("views.tasks.purge_seen_views", timedelta(minutes=5)),
     "forget-rate-limits": _tick("pinactivity.tasks.forget_rate_limits", timedelta(minutes=5)),

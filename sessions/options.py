@@ -6,6 +6,7 @@ from datetime import timedelta
 from pinactivity.errors import InvalidOptions
 
 _MINUTE = timedelta(minutes=1)
+_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +51,26 @@ class ActivityCloserOptions:
     def abandoned_after(self) -> timedelta:
         """Silence after which a row is never revived (design, section 5, Abandoned rows)."""
         return 2 * self.inactivity_threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityRetentionOptions:
+    """Options of the ActivityRetentionJob; `ACTIVITY_RETENTION_<FIELD>` in the environment.
+
+    Raises:
+        InvalidOptions: one or more fields are out of bounds; each is named.
+    """
+
+    age: timedelta = 365 * _DAY
+    """How long ago a session must have ended. At least 90 days: until then the statistics may
+    still wait for the events of its views (docs/adr/0008)."""
+    max_run_duration: timedelta = 5 * _MINUTE
+
+    def __post_init__(self) -> None:
+        faults: dict[str, str] = {}
+        if not 90 * _DAY <= self.age <= 3650 * _DAY:
+            faults["age"] = "Must be from 90.00:00:00 to 3650.00:00:00."
+        if not timedelta(0) < self.max_run_duration <= 60 * _MINUTE:
+            faults["max_run_duration"] = "Must be longer than 00:00:00, at most 01:00:00."
+        if faults:
+            raise InvalidOptions(faults)

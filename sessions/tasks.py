@@ -1,4 +1,4 @@
-"""Celery's entry to the ActivityCloserJob."""
+"""Celery's entry to the ActivityCloserJob and the ActivityRetentionJob."""
 
 import threading
 from typing import Any
@@ -8,6 +8,7 @@ from celery.signals import worker_shutting_down
 from django.conf import settings
 
 from sessions.closer import ActivityCloser
+from sessions.retention import ActivityRetention
 
 _stopping = threading.Event()
 
@@ -22,3 +23,9 @@ def _stop_run(**_: Any) -> None:
 def close_inactive() -> None:
     """Run the job once; harmless twice, late, or at the same time as another."""
     ActivityCloser(settings.ACTIVITY_CLOSER, stop=_stopping.is_set).run()
+
+
+@shared_task(ignore_result=True)
+def delete_old_activity() -> None:
+    """Run the job once; harmless twice, late, or at the same time as another."""
+    ActivityRetention(settings.ACTIVITY_RETENTION, stop=_stopping.is_set).run()

@@ -15,7 +15,7 @@ import structlog
 from django.db import transaction
 
 from pinactivity.clock import statement_time
-from pinactivity.ids import NIL
+from pinactivity.ids import NIL, earliest_id
 from pinactivity.metrics import VIEW_STATS_EVENTS, VIEW_STATS_SEEN_PURGED
 from views.options import COUNTED_FOR, ViewStatsOptions
 from views.stats_models import (
@@ -207,10 +207,7 @@ def _settled() -> dict[str, object]:
     but their events are of today.
     """
     moment = statement_time() - _SETTLED_AFTER
-    return {
-        "settled": moment,
-        "settled_id": UUID(int=int(moment.timestamp() * 1000) << 80),
-    }
+    return {"settled": moment, "settled_id": earliest_id(moment)}
 
 
 # Raw SQL: views, seen views and figures are compared in one statement, that is in one snapshot.

@@ -31,7 +31,6 @@ from tests.factories import (
     make_view,
     silent_session,
 )
-from tests.processes import wait_until
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
 from views.services import beat_view, open_view
@@ -792,62 +791,6 @@ def test_clock_of_the_workers_host_closes_nothing_early_or_late_c20(skew: timede
     assert abs(statement_time() - closed.ended_at) < MINUTE
     run = ActivityCloserRun.objects.get()
     assert abs(statement_time() - run.started_at) < MINUTE
-
-
-def test_closing_locks_rows_of_its_own_tables_only_while_views_are_opened_c18() -> None:
-    """It waits for a held view, in the middle of its transaction; then its locks are looked at."""
-    held, busy = silent_session(minutes=14), make_session()
-    view = make_view(session=held, silent=MINUTE)
-    holder = connection.copy()
-    try:
-        holder.set_autocommit(False)
-        with holder.cursor() as cursor:
-            cursor.execute("SELECT FROM property_object_views WHERE id = %s FOR UPDATE", [view.id])
-        with Background(close_inactive) as run:
-            wait_until(lambda: waiting_backends() != [], what="the closer's wait for the view")
-            (pid,) = waiting_backends()
-            opened = open_view(
-                session_id=busy.id,
-                anonymous_id=busy.anonymous_id,
-                user_id=None,
-                device=DEVICE,
-                property_object_id=new_id(),
-                view_source=ViewSource.MAP,
-                filter_snapshot=None,
-            )
-            with connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT DISTINCT locktype, c.relname, mode FROM pg_locks"
-                    " JOIN pg_class AS c ON c.oid = relation AND c.relkind = 'r'"
-                    "   AND c.relnamespace = 'user_activity'::regnamespace"
-                    " WHERE pid = %s",
-                    [pid],
-                )
-                locks = set(cursor.fetchall())
-            holder.rollback()
-            result = run.result()
-    finally:
-        holder.close()
-
-    assert opened.is_new
-    assert locks == {
-        # The mode of SELECT .. FOR NO KEY UPDATE: rows are locked, and no table.
-        ("relation", "sessions", "RowShareLock"),
-        ("relation", "property_object_views", "RowShareLock"),
-        ("tuple", "property_object_views", "ExclusiveLock"),  # its place in the queue for the view
-    }
-    assert isinstance(result, ActivityCloserResult)
-    assert (result.closed_sessions, result.closed_views) == (1, 1)
-
-
-def waiting_backends() -> list[int]:
-    """The backends of this database that wait for a lock."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pid FROM pg_stat_activity"
-            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
-        return [pid for (pid,) in cursor.fetchall()]
 
 
 def test_closing_skips_a_beat_under_way_and_then_leaves_the_row_c3_ac9() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from outbox.options import OutboxOptions
 from pinactivity.errors import InvalidOptions
-from sessions.options import ActivityCloserOptions
+from sessions.options import ActivityCloserOptions, ActivityRetentionOptions
 from views.options import COUNTED_FOR, ViewStatsOptions
 
 SECOND = timedelta(seconds=1)
@@ -142,6 +142,39 @@ def test_value_out_of_the_relays_bounds_is_named(field: str, value: Any) -> None
     with pytest.raises(InvalidOptions) as raised:
         OutboxOptions(**{field: value})
     assert list(raised.value.faults) == [field]
+
+
+@pytest.mark.parametrize(
+    "valid",
+    [
+        {"age": timedelta(days=90)},
+        {"age": timedelta(days=3650)},
+        {"max_run_duration": STEP},
+        {"max_run_duration": 60 * MINUTE},
+    ],
+)
+def test_bounds_of_retention_are_valid_themselves(valid: dict[str, Any]) -> None:
+    options = ActivityRetentionOptions(**valid)
+    assert {name: getattr(options, name) for name in valid} == valid
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("age", timedelta(days=90) - STEP),
+        ("age", timedelta(days=3650) + STEP),
+        ("max_run_duration", timedelta(0)),
+        ("max_run_duration", 60 * MINUTE + STEP),
+    ],
+)
+def test_value_out_of_retentions_bounds_is_named(field: str, value: Any) -> None:
+    with pytest.raises(InvalidOptions) as raised:
+        ActivityRetentionOptions(**{field: value})
+    assert list(raised.value.faults) == [field]
+
+
+def test_activity_is_kept_for_a_year() -> None:
+    assert ActivityRetentionOptions().age == timedelta(days=365)
 
 
 @pytest.mark.parametrize("days", [90, 3650])

@@ -1,0 +1,190 @@
+"""The ActivityRetentionJob: deletes what ended long ago (design, section 7).
+
+A transaction claims the sessions that ended first, deletes their views, then them. What the views
+add to the statistics stays behind in `purged_*`. Nothing is remembered between runs: what is still
+there is taken by the next.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import structlog
+from django.db import connection, transaction
+
+from pinactivity import metrics
+from pinactivity.clock import statement_time
+from pinactivity.faults import describe_fault, is_storage_fault
+from pinactivity.ids import array_text, earliest_id, new_id
+from pinactivity.locks import REPLAY, advisory_lock
+from pinactivity.tracing import correlate, open_span
+from sessions.lifecycle import RunOutcome
+from sessions.options import ActivityRetentionOptions
+from views.stats_models import PropertyObjectViewStats
+
+log = structlog.get_logger(__name__)
+
+_BATCH = 500
+"""Sessions in one transaction. Nobody waits for their rows, but for those of the statistics."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityRetentionResult:
+    """What a run did. `failures`: sessions left after a fault, plus the fault that ended it."""
+
+    outcome: RunOutcome
+    deleted_sessions: int
+    deleted_views: int
+    failures: int
+    duration: timedelta
+
+
+@dataclass(slots=True)
+class _Run:
+    deadline: float
+    """On time.monotonic()."""
+    deleted_sessions: int = 0
+    deleted_views: int = 0
+    failures: int = 0
+
+
+class ActivityRetention:
+    """Runs the job.
+
+    Args:
+        options: Validated at start.
+        stop: Asked between transactions; True ends the run normally.
+    """
+
+    def __init__(
+        self, options: ActivityRetentionOptions, *, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._options = options
+        self._stop = stop
+
+    def run(self, *, now: datetime | None = None) -> ActivityRetentionResult:
+        """Delete the Inactive sessions that ended longer ago than the age, with their views.
+
+        A fault never leaves this method: it is logged, counted and told by the outcome.
+
+        Args:
+            now: None is the database's clock; a value is for tests.
+        """
+        run_id = new_id()
+        started = time.monotonic()
+        run = _Run(started + self._options.max_run_duration.total_seconds())
+        with correlate(run_id), open_span("activity-retention run") as span:
+            try:
+                with advisory_lock(REPLAY, shared=True) as free:
+                    outcome = self._run(run, now) if free else RunOutcome.SKIPPED
+            except Exception as fault:
+                outcome = RunOutcome.FAILED
+                run.failures += 1
+                metrics.RETENTION_ERRORS.inc()
+                log.error("retention failed", **describe_fault(fault))
+            span.set_attributes(
+                {"outcome": outcome.value, "deletedCount": run.deleted_sessions + run.deleted_views}
+            )
+        result = ActivityRetentionResult(
+            outcome=outcome,
+            deleted_sessions=run.deleted_sessions,
+            deleted_views=run.deleted_views,
+            failures=run.failures,
+            duration=timedelta(seconds=time.monotonic() - started),
+        )
+        metrics.RETENTION_RUNS.labels(outcome.value).inc()
+        log.info(
+            "retention completed",
+            outcome=outcome.value,
+            deletedSessions=result.deleted_sessions,
+            deletedViews=result.deleted_views,
+            failures=result.failures,
+            durationMs=result.duration // timedelta(milliseconds=1),
+        )
+        return result
+
+    def _run(self, run: _Run, now: datetime | None) -> RunOutcome:
+        """Delete batches until a claim is not full.
+
+        A batch that fails is tried again in halves, down to the session at fault, which is left
+        behind; so does one that is too much for the statement timeout.
+
+        Raises:
+            Exception: the database is lost or cannot write.
+        """
+        cutoff = statement_time(now) - self._options.age
+        limit = _BATCH
+        after = ("-infinity", str(UUID(int=0)))
+        while True:
+            if self._stop():
+                return RunOutcome.CANCELLED
+            if time.monotonic() >= run.deadline:
+                return RunOutcome.OUT_OF_TIME
+            claimed: list[tuple[str, str]] = []
+            try:
+                _delete_batch(run, claimed, cutoff=cutoff, after=after, limit=limit)
+            except Exception as fault:
+                if is_storage_fault(fault) or (limit == 1 and not claimed):
+                    raise
+                metrics.RETENTION_ERRORS.inc()
+                log.warning("retention batch failed", rows=limit, **describe_fault(fault))
+                if limit > 1:
+                    limit //= 2
+                    continue
+                run.failures += 1
+            if len(claimed) < limit:
+                return RunOutcome.SUCCEEDED
+            after = claimed[-1]
+            limit = min(2 * limit, _BATCH)
+
+
+def _delete_batch(
+    run: _Run,
+    claimed: list[tuple[str, str]],
+    *,
+    cutoff: datetime,
+    after: tuple[str, str],
+    limit: int,
+) -> None:
+    """Claim sessions, delete their views and them, and commit.
+
+    Args:
+        claimed: Filled with (EndedAt, id) of the claim, for the caller to know them when
+            this raises.
+    """
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            _CLAIM,
+            {
+                "cutoff": cutoff,
+                "made_before": earliest_id(cutoff),
+                "after_ended_at": after[0],
+                "after_id": after[1],
+                "limit": limit,
+            },
+        )
+        claimed.extend(cursor.fetchall())
+        if not claimed:
+            return
+        ids = array_text(row_id for _, row_id in claimed)
+        views = PropertyObjectViewStats.objects.purge_views(session_ids=ids)
+        cursor.execute("DELETE FROM sessions WHERE id = ANY(%s::uuid[])", [ids])
+    run.deleted_sessions += len(claimed)
+    run.deleted_views += views
+    metrics.RETENTION_SESSIONS_DELETED.inc(len(claimed))
+    metrics.RETENTION_VIEWS_DELETED.inc(views)
+
+
+# The id tells when a row was made. A replay makes today what ended long ago by its own clock:
+# the events of such views may still be under way to the statistics.
+_CLAIM = """
+    SELECT ended_at::text, id::text FROM sessions
+    WHERE status = 'Inactive' AND ended_at < %(cutoff)s AND id < %(made_before)s
+      AND ended_at >= %(after_ended_at)s::timestamptz
+      AND (ended_at, id) > (%(after_ended_at)s::timestamptz, %(after_id)s::uuid)
+    ORDER BY sessions.ended_at, sessions.id
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+"""
