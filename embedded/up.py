@@ -81,7 +81,7 @@ class System:
             " pinactivity.wsgi:application".split(),
         )
         self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])
-        self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "1", "-n", "relay@%h"])
+        self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "2", "-n", "relay@%h"])
         self._spawn("worker-maintenance", [*worker, "-Q", "maintenance", "-c", "1", "-n", "m@%h"])
         consumers = ("signed-in", "view-stats")
         self._spawn("consumers", [sys.executable, "manage.py", "consume", *consumers])

@@ -1,8 +1,27 @@
 """The table of the transactional outbox (design, section 9)."""
 
-from django.db import models
+from django.db import connection, models
 from django.db.models import Q
 from django.db.models.functions import Now
+
+INDEX_SCANS_ONLY = ", ".join(
+    f"set_config('{setting}', '{value}', true)"
+    for setting, value in (
+        ("enable_seqscan", "off"),
+        ("enable_bitmapscan", "off"),
+        ("enable_sort", "off"),
+        ("max_parallel_workers_per_gather", "0"),
+    )
+)
+"""What to SELECT so that the transaction reads in the order of an index, whatever the statistics
+say: an ANALYZE that met the table empty makes the planner read and sort all of it
+(docs/adr/0010)."""
+
+
+def scan_indexes_only() -> None:
+    """Hold the rest of the transaction to index scans; see INDEX_SCANS_ONLY."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {INDEX_SCANS_ONLY}")
 
 
 class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
@@ -12,9 +31,21 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             "shard", "id"
         )
 
-    def due(self, *, shard: int) -> "OutboxMessageQuerySet":
-        """Pending in one shard."""
-        return self.pending().filter(shard=shard)
+    def fresh(self) -> "OutboxMessageQuerySet":
+        """Pending, and not met by a fault so far."""
+        return self.pending().filter(next_attempt_at__isnull=True)
+
+    def waiting(self) -> "OutboxMessageQuerySet":
+        """Pending after a fault, or sent again by a person: until or since `next_attempt_at`."""
+        return self.pending().filter(next_attempt_at__isnull=False)
+
+    def outside(self, shards: range) -> "OutboxMessageQuerySet":
+        """Pending in shards of another layout."""
+        return self.pending().filter(Q(shard__lt=shards.start) | Q(shard__gte=shards.stop))
+
+    def parked(self) -> "OutboxMessageQuerySet":
+        """Set aside, each at fault itself, until a person sends it again."""
+        return self.filter(parked_at__isnull=False)
 
 
 class OutboxMessage(models.Model):
@@ -33,8 +64,16 @@ class OutboxMessage(models.Model):
     payload = models.TextField()
     created_at = models.DateTimeField(db_default=Now())
     published_at = models.DateTimeField(null=True, blank=True)
-    attempts = models.IntegerField(db_default=0)
-    next_attempt_at = models.DateTimeField(null=True, blank=True)
+    attempts = models.IntegerField(
+        db_default=0,
+        help_text="Deliveries of this message that failed while its topic's others did not.",
+    )
+    next_attempt_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="After a fault: until then this message waits, and with it those of its key;"
+        " with no attempts spent, those of its topic.",
+    )
     parked_at = models.DateTimeField(null=True, blank=True)
     last_error = models.TextField(blank=True, db_default="", help_text="Class and code only.")
 
@@ -54,7 +93,15 @@ class OutboxMessage(models.Model):
                 name="ix_outbox_messages_parked",
                 condition=Q(parked_at__isnull=False),
             ),
+            models.Index(
+                fields=["shard", "id"],
+                name="ix_outbox_messages_waiting",
+                condition=Q(
+                    published_at__isnull=True, parked_at__isnull=True, next_attempt_at__isnull=False
+                ),
+            ),
         )
+        permissions = (("redrive_outboxmessage", "Can send parked messages again"),)
         constraints = (
             models.UniqueConstraint(fields=["message_id"], name="ux_outbox_messages_message_id"),
             models.CheckConstraint(
@@ -68,7 +115,9 @@ class OutboxMessage(models.Model):
 
     @property
     def delivery(self) -> str:
-        """Where the message is, for a person: Pending, Published, or Parked with its reason."""
+        """Where the message is, for a person; with the reason if it is not on its way."""
         if self.published_at:
             return "Published"
-        return f"Parked ({self.last_error})" if self.parked_at else "Pending"
+        if self.parked_at:
+            return f"Parked ({self.last_error})"
+        return f"Waiting ({self.last_error})" if self.next_attempt_at else "Pending"

@@ -1,24 +1,32 @@
-"""Options of the outbox relay, validated where they are built (design, section 9)."""
+"""Options of the outbox, validated where they are built (design, section 9)."""
 
+import zlib
 from dataclasses import dataclass
 from datetime import timedelta
 
 from pinactivity.errors import InvalidOptions
 
+_SHARDS = (1, 2, 4, 8, 16)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxOptions:
-    """Options of the relay; `OUTBOX_<FIELD>` in the environment.
+    """Options of the outbox; `OUTBOX_<FIELD>` in the environment.
 
     Raises:
         InvalidOptions: one or more fields are out of bounds; each is named.
     """
 
-    batch_size: int = 500
+    batch_size: int = 1000
+    """Messages a transaction of the relay: what a killed relay may send a second time."""
     polling_interval: timedelta = timedelta(seconds=1)
     delivery_timeout: timedelta = timedelta(seconds=8)
     """How long a batch may wait for its acknowledgements: shorter than the grace period,
     and than PostgreSQL's idle_in_transaction_session_timeout."""
+    shards: int = 1
+    """How many relays may work at once, each on keys of its own."""
+    published_kept: timedelta = timedelta(days=7)
+    """How long support staff can look a published message up."""
 
     def __post_init__(self) -> None:
         faults: dict[str, str] = {}
@@ -28,5 +36,23 @@ class OutboxOptions:
             faults["polling_interval"] = "Must be from 00:00:01 to 00:01:00."
         if not timedelta(seconds=1) <= self.delivery_timeout <= timedelta(seconds=15):
             faults["delivery_timeout"] = "Must be from 00:00:01 to 00:00:15."
+        if self.shards not in _SHARDS:
+            faults["shards"] = f"Must be one of {', '.join(map(str, _SHARDS))}."
+        if not timedelta(hours=1) <= self.published_kept <= timedelta(days=3650):
+            faults["published_kept"] = "Must be from 01:00:00 to 3650.00:00:00."
         if faults:
             raise InvalidOptions(faults)
+
+    @property
+    def shard_numbers(self) -> range:
+        """The shards of this layout: no two layouts have a number in common.
+
+        One shard is 0, two are 1 and 2, four are 3 to 6: a row tells which layout it is from.
+        """
+        return range(self.shards - 1, 2 * self.shards - 1)
+
+    def shard_of(self, key: str) -> int:
+        """Return the shard that all messages of a key are in."""
+        if self.shards == 1:
+            return 0
+        return self.shard_numbers[zlib.crc32(key.encode()) % self.shards]

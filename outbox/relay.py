@@ -1,15 +1,20 @@
 """The relay: the outbox to Kafka, at least once, in order within a key (design, section 9)."""
 
 import json
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
 
 import structlog
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef, Q
+from django.db.models.functions import Now
 
-from outbox.models import OutboxMessage
+from outbox.models import INDEX_SCANS_ONLY, OutboxMessage, OutboxMessageQuerySet
 from outbox.options import OutboxOptions
 from pinactivity import metrics
 from pinactivity.clock import statement_time
@@ -19,26 +24,132 @@ from pinactivity.times import iso_utc
 log = structlog.get_logger(__name__)
 
 _LOCK = "Pin:lock:outbox-relay"
+_PAUSE_SECONDS = 0.05
+"""Between two looks of a relay that lingers."""
+_LONGEST_WAIT = 60.0
+"""Seconds. A first wait is one second; each that follows is twice as long."""
+_MOST_WAITING = 1000
+"""Messages with a wait of their own, of a shard: beyond it nothing new is begun."""
+_FULL_LOOK_SECONDS = 10.0
+_FULL_LOOK_SHARE = 20
+"""A full look may take one part in so many of the time: under a held xmin it is not cheap."""
 
 
 @dataclass(frozen=True, slots=True)
 class RelayResult:
-    """What one batch came to."""
+    """What some batches came to."""
 
     claimed: int = 0
     published: int = 0
     parked: int = 0
     fault: str | None = None
-    """The class of the broker's fault, which ended the batch early."""
+    """The class of the last fault that was not a message's own."""
+    is_held: bool = False
+    """Messages wait out a fault, and hold others back."""
 
     @property
     def is_drained(self) -> bool:
         """Nothing to go on with at once: all is sent, another relay works, or Kafka is away."""
-        return self.claimed == 0 or self.fault is not None
+        return self.published + self.parked == 0
+
+    def __add__(self, other: "RelayResult") -> "RelayResult":
+        return RelayResult(
+            self.claimed + other.claimed,
+            self.published + other.published,
+            self.parked + other.parked,
+            other.fault or self.fault,
+            other.is_held or self.is_held,
+        )
+
+
+class _Row(NamedTuple):
+    id: int
+    message_id: UUID
+    topic: str
+    key: str
+    headers: str
+    payload: str
+    created_at: datetime
+
+
+class _Waiting(NamedTuple):
+    id: int
+    topic: str
+    key: str
+    attempts: int
+    is_due: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    rows: list[_Row]
+    """In the order of ids."""
+    read_to: int | None
+    """Id of the last of them that is new, not tried again."""
+    alone: frozenset[int]
+    """Ids of those that Kafka refused before: each is sent by itself, because it refuses a whole
+    request's worth of a partition for the one that is at fault."""
+    is_held: bool
+
+
+@dataclass(slots=True)
+class _Place:
+    """Up to which id everything of a shard has been seen, so that reading begins behind it.
+
+    Under a held xmin the index keeps an entry of every message ever sent; reading from the
+    first one would pass them all. But an id is given before its row is committed, so a lower
+    one may still come. Whoever writes into the table locks it before he gets an id, and until
+    he has committed. Hence, in three looks:
+
+    1. The first reads up to an id.
+    2. Then the second takes note of who has the table locked: the only ones that may still
+       commit a lower id.
+    3. The third finds that all of them have ended, then reads: what they committed is in it.
+       The place moves up to that id.
+    """
+
+    after: int = 0
+    _read_to: int = 0
+    _watched: tuple[int, frozenset[str]] | None = None
+    _moves_to: int | None = None
+    _full_look_at: float = field(default_factory=time.monotonic)
+
+    def begin(self, writers: frozenset[str]) -> int:
+        """Begin a look: return the id behind which to read.
+
+        Args:
+            writers: The transactions that have the table locked, as of before the reading.
+        """
+        self._moves_to = None
+        if self._watched and not self._watched[1] & writers:
+            self._moves_to, self._watched = self._watched[0], None
+        if self._watched is None and self._read_to > (self._moves_to or self.after):
+            self._watched = self._read_to, writers
+        # Nothing should lie behind; a failover that set the ids back, or a person with SQL,
+        # would be a reason.
+        return self.after if time.monotonic() < self._full_look_at else 0
+
+    def end(self, read_to: int | None, *, took: float, was_full: bool) -> None:
+        """End a look that left nothing behind up to `read_to`, once it is committed.
+
+        Args:
+            read_to: None when there was nothing new.
+            took: Seconds.
+            was_full: It began at the first message.
+        """
+        if self._moves_to is not None:
+            self.after = self._moves_to
+        if was_full:
+            pause = max(_FULL_LOOK_SECONDS, _FULL_LOOK_SHARE * took)
+            self._full_look_at = time.monotonic() + pause
+        if read_to is not None:
+            if read_to <= self.after:  # found behind: there may be more
+                self.after, self._watched = 0, None
+            self._read_to = read_to
 
 
 class OutboxRelay:
-    """Publishes pending messages.
+    """Publishes pending messages; keeps its place between runs, and belongs to one thread.
 
     Args:
         publisher: Where to.
@@ -48,78 +159,236 @@ class OutboxRelay:
     def __init__(self, *, publisher: Publisher, options: OutboxOptions) -> None:
         self._publisher = publisher
         self._options = options
+        self._places = {shard: _Place() for shard in options.shard_numbers}
+        self._faults_in_a_row: Counter[str] = Counter()
+        self._was_away = True  # for all that this relay knows
 
-    def run(self, stop: Callable[[], bool] = lambda: False) -> RelayResult:
-        """Publish batches until nothing is pending, Kafka faults, or `stop`; sum them up."""
+    def run(
+        self, stop: Callable[[], bool] = lambda: False, *, linger: timedelta = timedelta(0)
+    ) -> RelayResult:
+        """Publish batches until nothing can be sent, or `stop`; sum them up.
+
+        Args:
+            stop: Asked between batches.
+            linger: For how long to go on looking after nothing was found: what is committed
+                soon after a wake-up sends none of its own, and another relay may hold the lock
+                of a look that came too early.
+        """
         total = RelayResult()
+        leave_at = time.monotonic() + linger.total_seconds()
         while not stop():
-            batch = self.run_once()
-            total = RelayResult(
-                total.claimed + batch.claimed,
-                total.published + batch.published,
-                total.parked + batch.parked,
-                batch.fault,
-            )
-            if batch.is_drained:
+            result = self.run_once()
+            total += result
+            if not result.is_drained or (result.is_held and self._end_waits()):
+                leave_at = time.monotonic() + linger.total_seconds()
+            elif time.monotonic() >= leave_at:
                 break
+            else:
+                time.sleep(_PAUSE_SECONDS)
         return total
 
     def run_once(self) -> RelayResult:
-        """Publish one batch.
+        """Publish one batch of each shard that no other relay is at."""
+        return sum((self._work(shard) for shard in self._options.shard_numbers), RelayResult())
 
-        1. Take the relay's advisory lock for the transaction, or leave: one relay at a time
+    def _work(self, shard: int) -> RelayResult:
+        """Publish one batch of a shard.
+
+        1. Take the shard's advisory lock for the transaction, or leave: one relay at a time
            keeps the order within a key, where SKIP LOCKED would not.
-        2. Read the oldest pending messages, in a statement of its own: after the lock, so
-           that it sees what the relay before has marked.
-        3. Publish, and mark exactly what Kafka acknowledged. A message that is itself at
-           fault is parked with its reason.
+        2. Read the oldest messages that may go out, in statements of their own: after the
+           lock, so that they see what the relay before has marked.
+        3. If messages of another layout of shards are pending, do nothing: they come first.
+        4. Publish, and mark exactly what Kafka acknowledged.
 
         The network is called inside the transaction, which holds no row lock of sessions or
         views, only the relay's own advisory lock; the publisher bounds the time.
         """
+        place = self._places[shard]
+        began = time.monotonic()
         with transaction.atomic():
-            if not _try_lock():
+            if not _try_lock(shard):
                 return RelayResult()
-            rows = list(
-                OutboxMessage.objects.due(shard=0).only(
-                    "message_id", "topic", "key", "headers", "payload", "created_at"
-                )[: self._options.batch_size]
-            )
-            if not rows:
+            after = place.begin(_writers())
+            batch = self._read(shard, after)
+            foreign = OutboxMessage.objects.outside(self._options.shard_numbers).exists()
+            result = RelayResult() if foreign else self._publish(batch)
+        if foreign:
+            return self._work_all()
+        if not result.is_held and result.claimed == result.published + result.parked:
+            place.end(batch.read_to, took=time.monotonic() - began, was_full=after == 0)
+        return result
+
+    def _work_all(self) -> RelayResult:
+        """Publish one batch of all shards together, in the order of ids.
+
+        For as long as the number of shards has just changed: a key's messages are in two
+        shards then, and nobody may work at either alone.
+        """
+        with transaction.atomic():
+            if not _try_lock(None):
                 return RelayResult()
-            published: list[OutboxMessage] = []
-            parked: list[tuple[OutboxMessage, DeliveryFault]] = []
-            fault: str | None = None
-            stuck: set[str] = set()
-            for wave in _waves(rows):
-                # What a key's later message would overtake must not stay behind.
-                sendable = [row for row in wave if row.key not in stuck]
-                faults = self._publisher.publish([_to_message(row) for row in sendable])
-                for row, delivery in zip(sendable, faults, strict=True):
-                    if delivery is None:
-                        published.append(row)
-                    elif delivery.message_at_fault:
-                        parked.append((row, delivery))
-                    else:
-                        stuck.add(row.key)
-                        fault = delivery.code
-            answered_at = statement_time()
-            OutboxMessage.objects.filter(id__in=[row.id for row in published]).update(
-                published_at=answered_at
-            )
-            for row, delivery in parked:
-                _park(row, delivery, answered_at)
-        _report(published, fault, answered_at)
-        return RelayResult(len(rows), len(published), len(parked), fault)
+            return self._publish(self._read(None, 0))
+
+    def _read(self, shard: int | None, after: int) -> _Batch:
+        """Read a batch of a shard, or of all, in the order of ids.
+
+        A wait ends by time, and is in the row: all relays keep to it. Until then it holds back
+        the messages of its key, or of its whole topic where the fault was not the message's.
+        """
+        messages, order = OutboxMessage.objects.all(), ["id"]
+        if shard is not None:  # the order of the indexes
+            messages, order = messages.filter(shard=shard), ["shard", "id"]
+        waiting = [
+            _Waiting(*row)
+            for row in messages.waiting()
+            .annotate(is_due=Q(next_attempt_at__lte=Now()))
+            .order_by(*order)
+            .values_list(*_Waiting._fields)[:_MOST_WAITING]
+        ]
+        held = [row for row in waiting if not row.is_due]
+        if held:
+            messages = _without_held(messages, held)
+        due = [row.id for row in waiting if row.is_due][: self._options.batch_size]
+        room = self._options.batch_size - len(due) if len(waiting) < _MOST_WAITING else 0
+        new = _fetch(messages.fresh().filter(id__gt=after).order_by(*order), room)
+        again = _fetch(messages.filter(id__in=due), len(due))
+        return _Batch(
+            # Sorted, so that a message that is due again precedes what is new of its key.
+            rows=sorted(again + new) if again else new,
+            read_to=new[-1].id if new else None,
+            alone=frozenset(row.id for row in waiting if row.is_due and row.attempts),
+            is_held=bool(held) or not room,
+        )
+
+    def _publish(self, batch: _Batch) -> RelayResult:
+        """Publish a batch, within the transaction, and mark it."""
+        if not batch.rows:
+            return RelayResult(is_held=batch.is_held)
+        published: list[_Row] = []
+        parked: list[tuple[_Row, DeliveryFault]] = []
+        faulty: list[tuple[_Row, DeliveryFault]] = []
+        stuck: set[str] = set()
+        end = time.monotonic() + self._options.delivery_timeout.total_seconds()
+        for wave in _waves(batch.rows, batch.alone):
+            # What a key's later message would overtake must not stay behind.
+            sendable = [row for row in wave if row.key not in stuck]
+            if not sendable:
+                continue
+            faults = self._publisher.publish([_to_message(row) for row in sendable])
+            for row, delivery in zip(sendable, faults, strict=True):
+                if delivery is None:
+                    published.append(row)
+                elif delivery.message_at_fault:
+                    parked.append((row, delivery))
+                else:
+                    stuck.add(row.key)
+                    faulty.append((row, delivery))
+            if time.monotonic() > end or (faulty and not published):
+                break  # the rest stays as it is, and is read again
+        answered_at = statement_time()
+        _mark_published([row.id for row in published], answered_at)
+        for row, delivery in parked:
+            _park(row, delivery, answered_at)
+        self._make_wait(faulty, {row.topic for row in published})
+        _report(published, faulty, answered_at)
+        return RelayResult(
+            len(batch.rows),
+            len(published),
+            len(parked),
+            faulty[-1][1].code if faulty else None,
+            batch.is_held or bool(faulty),
+        )
+
+    def _make_wait(self, faulty: Sequence[tuple[_Row, DeliveryFault]], working: set[str]) -> None:
+        """Write down until when messages wait.
+
+        A message that Kafka refused while others of its topic got through waits by itself, and
+        that counts as an attempt. Everything else is the broker's fault: the first message of
+        the topic waits for all.
+        """
+        for topic in working:
+            self._faults_in_a_row.pop(topic, None)
+        met: set[str] = set()
+        for row, delivery in faulty:
+            if delivery.was_refused and row.topic in working:
+                _make_message_wait(row, delivery)
+            elif row.topic not in met:
+                met.add(row.topic)
+                seconds = _wait_after(self._faults_in_a_row[row.topic])
+                self._faults_in_a_row[row.topic] += 1
+                OutboxMessage.objects.filter(id=row.id).update(
+                    attempts=0,
+                    next_attempt_at=Now() + timedelta(seconds=seconds),
+                    last_error=delivery.code,
+                )
+
+    def _end_waits(self) -> bool:
+        """End the waits for the broker if it is back; tell whether they were ended.
+
+        So the return is noticed at the next look, and not at the end of a minute.
+        """
+        is_away = not self._publisher.is_reachable()
+        is_back = self._was_away and not is_away
+        self._was_away = is_away
+        if is_back:
+            self._faults_in_a_row.clear()
+            OutboxMessage.objects.waiting().filter(attempts=0).update(next_attempt_at=Now())
+        return is_back
 
 
-def _try_lock() -> bool:
+def _try_lock(shard: int | None) -> bool:
+    """Lock a shard, and plan as its reading needs it; None locks all shards."""
+    lock_all = "pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
+    lock_one = "pg_try_advisory_xact_lock_shared(hashtextextended(%s, 0))"
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [_LOCK])
-        return bool(cursor.fetchone()[0])
+        if shard is None:  # in the order of ids, which a sort has to make
+            cursor.execute(f"SELECT {lock_all}", [_LOCK])
+        else:
+            cursor.execute(
+                f"SELECT {INDEX_SCANS_ONLY}, {lock_one} AND {lock_all}", [_LOCK, f"{_LOCK}:{shard}"]
+            )
+        return bool(cursor.fetchone()[-1])
 
 
-def _waves(rows: Sequence[OutboxMessage]) -> Iterator[list[OutboxMessage]]:
+def _writers() -> frozenset[str]:
+    """Name the transactions that have written, or are about to write, into the outbox."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT virtualtransaction FROM pg_locks
+            WHERE locktype = 'relation' AND relation = 'outbox_messages'::regclass
+              AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+              AND mode = 'RowExclusiveLock'
+            """
+        )
+        return frozenset(name for (name,) in cursor.fetchall())
+
+
+def _without_held(
+    messages: OutboxMessageQuerySet, held: Sequence[_Waiting]
+) -> OutboxMessageQuerySet:
+    """Leave out the keys of messages that wait, and the topics of those that wait for the broker.
+
+    And what such a topic holds back of other keys holds those keys back in other topics.
+    """
+    messages = messages.exclude(key__in={row.key for row in held})
+    topics = {row.topic for row in held if row.attempts == 0}
+    if topics:
+        earlier = OutboxMessage.objects.pending().filter(
+            key=OuterRef("key"), topic__in=topics, id__lt=OuterRef("id")
+        )
+        messages = messages.exclude(topic__in=topics).filter(~Exists(earlier))
+    return messages
+
+
+def _fetch(messages: OutboxMessageQuerySet, most: int) -> list[_Row]:
+    if not most:
+        return []
+    return [_Row(*row) for row in messages.values_list(*_Row._fields)[:most]]
+
+
+def _waves(rows: Sequence[_Row], alone: frozenset[int]) -> Iterator[list[_Row]]:
     """Split a batch so that a message goes out only after its key's earlier one is answered for.
 
     Otherwise the first could fail and the second arrive, and the order of the key is lost.
@@ -127,16 +396,21 @@ def _waves(rows: Sequence[OutboxMessage]) -> Iterator[list[OutboxMessage]]:
     rest = list(rows)
     while rest:
         keys: set[str] = set()
-        wave: list[OutboxMessage] = []
-        later: list[OutboxMessage] = []
+        wave: list[_Row] = []
+        single: list[_Row] = []
+        later: list[_Row] = []
         for row in rest:
-            (later if row.key in keys else wave).append(row)
-            keys.add(row.key)
+            if row.key in keys:
+                later.append(row)
+            else:
+                (single if row.id in alone else wave).append(row)
+                keys.add(row.key)
         yield wave
+        yield from ([row] for row in single)
         rest = later
 
 
-def _to_message(row: OutboxMessage) -> Message:
+def _to_message(row: _Row) -> Message:
     headers = {
         "MessageId": str(row.message_id),
         **json.loads(row.headers),
@@ -150,19 +424,48 @@ def _to_message(row: OutboxMessage) -> Message:
     )
 
 
-def _park(row: OutboxMessage, fault: DeliveryFault, parked_at: datetime) -> None:
+def _mark_published(ids: list[int], answered_at: datetime) -> None:
+    # Raw SQL: as one array a thousand ids are one value to parse, and not a thousand.
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE outbox_messages SET published_at = %s, next_attempt_at = NULL"
+            " WHERE id = ANY(%s)",
+            [answered_at, ids],
+        )
+
+
+def _make_message_wait(row: _Row, fault: DeliveryFault) -> None:
+    attempts = OutboxMessage.objects.values_list("attempts", flat=True).get(id=row.id)
     OutboxMessage.objects.filter(id=row.id).update(
-        parked_at=parked_at, attempts=F("attempts") + 1, last_error=fault.code
+        attempts=attempts + 1,
+        next_attempt_at=Now() + timedelta(seconds=_wait_after(attempts)),
+        last_error=fault.code,
+    )
+
+
+def _wait_after(faults: int) -> float:
+    """Return the seconds to wait after one more fault."""
+    return min(2.0 ** min(faults, 10), _LONGEST_WAIT)
+
+
+def _park(row: _Row, fault: DeliveryFault, parked_at: datetime) -> None:
+    OutboxMessage.objects.filter(id=row.id).update(
+        parked_at=parked_at,
+        next_attempt_at=None,
+        attempts=F("attempts") + 1,
+        last_error=fault.code,
     )
     log.error(
         "message parked", messageId=str(row.message_id), topic=row.topic, errorClass=fault.code
     )
 
 
-def _report(published: Sequence[OutboxMessage], fault: str | None, answered_at: datetime) -> None:
+def _report(
+    published: Sequence[_Row], faulty: Sequence[tuple[_Row, DeliveryFault]], answered_at: datetime
+) -> None:
     metrics.OUTBOX_PUBLISHED.inc(len(published))
     for row in published:
         metrics.OUTBOX_PUBLISH_LATENCY.observe((answered_at - row.created_at).total_seconds())
-    if fault:
-        metrics.OUTBOX_ERRORS.labels(fault).inc()
-        log.warning("broker fault", errorClass=fault, published=len(published))
+    for code in {delivery.code for _, delivery in faulty}:
+        metrics.OUTBOX_ERRORS.labels(code).inc()
+        log.warning("delivery fault", errorClass=code, published=len(published))

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from outbox.models import OutboxMessage
+from django.conf import settings
+from django.db import transaction
+
+from outbox.models import OutboxMessage, scan_indexes_only
 
 COUNTED_TO = 100_000
 
@@ -16,19 +19,31 @@ class OutboxSnapshot:
     """Counted to 100,000, as is `parked`."""
     parked: int
     oldest_pending_at: datetime | None
-    """When the pending message with the lowest id was written."""
+    """When the pending message with the lowest id was written, of all shards."""
 
 
 def outbox_snapshot() -> OutboxSnapshot:
     """Tell how far the relay is behind."""
     pending = OutboxMessage.objects.pending()
-    parked = OutboxMessage.objects.filter(parked_at__isnull=False)
-    return OutboxSnapshot(
-        pending=pending.order_by()[:COUNTED_TO].count(),
-        parked=parked[:COUNTED_TO].count(),
-        # By id, not min(created_at): the pending index has the one and not the other.
-        oldest_pending_at=pending.values_list("created_at", flat=True).first(),
-    )
+    with transaction.atomic():
+        scan_indexes_only()
+        return OutboxSnapshot(
+            pending=pending.order_by()[:COUNTED_TO].count(),
+            parked=OutboxMessage.objects.parked()[:COUNTED_TO].count(),
+            oldest_pending_at=min(_first_of_each_shard(), default=None),
+        )
+
+
+def _first_of_each_shard() -> list[datetime]:
+    """By id, not min(created_at): the pending index has the one and not the other."""
+    pending = OutboxMessage.objects.pending()
+    shards = settings.OUTBOX.shard_numbers
+    firsts = [pending.filter(shard=shard) for shard in shards]
+    moments = [
+        messages.values_list("created_at", flat=True).first()
+        for messages in (*firsts, OutboxMessage.objects.outside(shards))
+    ]
+    return [moment for moment in moments if moment]
 
 
 def events_of(aggregate_ids: Iterable[UUID], *, limit: int) -> list[OutboxMessage]:

@@ -1,7 +1,6 @@
-"""Celery's entry to the outbox relay."""
+"""Celery's entry to the outbox."""
 
 import threading
-from functools import cache
 from typing import Any
 
 from celery import shared_task
@@ -9,18 +8,27 @@ from celery.signals import worker_shutting_down
 from django.conf import settings
 
 from outbox.relay import OutboxRelay
+from outbox.retention import purge_published as purge
+from outbox.wakeup import WAKE_UP_INTERVAL
 from pinactivity.kafka.producer import KafkaPublisher
 
 _stopping = threading.Event()
 
 
-@cache
-def _publisher() -> KafkaPublisher:
-    """One producer a process: the tasks run on threads, and the relay's lock takes one in turn."""
-    return KafkaPublisher(
-        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
-        delivery_timeout=settings.OUTBOX.delivery_timeout,
-    )
+class _OfThread(threading.local):
+    """A relay and its producer for each of the worker's threads, for as long as they live."""
+
+    def __init__(self) -> None:
+        self.relay = OutboxRelay(
+            publisher=KafkaPublisher(
+                bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+                delivery_timeout=settings.OUTBOX.delivery_timeout,
+            ),
+            options=settings.OUTBOX,
+        )
+
+
+_of_thread = _OfThread()
 
 
 @worker_shutting_down.connect
@@ -32,4 +40,10 @@ def _stop_relay(**_: Any) -> None:
 @shared_task(ignore_result=True)
 def relay() -> None:
     """Publish what is pending; harmless twice, late, or at the same time as another."""
-    OutboxRelay(publisher=_publisher(), options=settings.OUTBOX).run(_stopping.is_set)
+    _of_thread.relay.run(_stopping.is_set, linger=WAKE_UP_INTERVAL)
+
+
+@shared_task(ignore_result=True)
+def purge_published() -> None:
+    """Delete what was published long ago; harmless twice, late, or beside another."""
+    purge(settings.OUTBOX)

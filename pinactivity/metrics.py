@@ -80,6 +80,13 @@ OUTBOX_PUBLISH_LATENCY = Histogram(
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 3600),
 )
 
+OUTBOX_WAKE_UPS = Counter(
+    "outbox_wake_ups_total",
+    "Commits that told the relay: Sent, Waiting (the queue held a tick already), Failed.",
+    ["outcome"],
+)
+OUTBOX_PURGED = Counter("outbox_purged_total", "Published messages that are no longer kept.")
+
 # -- consumers -----------------------------------------------------------------------------
 
 

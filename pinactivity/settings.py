@@ -72,6 +72,8 @@ OUTBOX = env.options(
     batch_size=env.int("OUTBOX_BATCH_SIZE", default=None),
     polling_interval=env.time_span("OUTBOX_POLLING_INTERVAL"),
     delivery_timeout=env.time_span("OUTBOX_DELIVERY_TIMEOUT"),
+    shards=env.int("OUTBOX_SHARDS", default=None),
+    published_kept=env.time_span("OUTBOX_PUBLISHED_KEPT"),
 )
 VIEW_STATS = env.options(
     "VIEW_STATS", ViewStatsOptions, seen_kept=env.time_span("VIEW_STATS_SEEN_KEPT")
@@ -150,7 +152,7 @@ CELERY_TASK_QUEUES = [Queue("closer"), Queue("relay"), Queue("maintenance")]
 CELERY_TASK_DEFAULT_QUEUE = "maintenance"
 CELERY_TASK_ROUTES = {
     "sessions.tasks.close_inactive": {"queue": "closer"},
-    "outbox.tasks.*": {"queue": "relay"},
+    "outbox.tasks.relay": {"queue": "relay"},
 }
 CELERY_WORKER_POOL = "threads"  # worker_shutting_down reaches the tasks' own process
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
@@ -183,6 +185,7 @@ CELERY_BEAT_SCHEDULE = {
         "schedule": crontab(hour=3, minute=0),
     },
     "relay-outbox": _tick("outbox.tasks.relay", OUTBOX.polling_interval),
+    "purge-outbox": _tick("outbox.tasks.purge_published", timedelta(minutes=5)),
     "purge-seen-views": _tick("views.tasks.purge_seen_views", timedelta(minutes=5)),
     "forget-rate-limits": _tick("pinactivity.tasks.forget_rate_limits", timedelta(minutes=5)),
 }

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 
 from kafka import KafkaProducer
 from kafka.errors import (
+    BrokerResponseError,
     InvalidRecordError,
     InvalidTimestampError,
     KafkaError,
+    KafkaTimeoutError,
     MessageSizeTooLargeError,
 )
 
@@ -32,6 +34,8 @@ class DeliveryFault:
     """The class of the error, never its text."""
     message_at_fault: bool
     """True: sending it again cannot help. False: the broker's fault, send it again later."""
+    was_refused: bool = False
+    """The broker said no to this message. False: it said nothing, or nobody asked it."""
 
 
 class Publisher(Protocol):
@@ -43,9 +47,14 @@ class Publisher(Protocol):
             message.
         """
 
+    def is_reachable(self) -> bool:
+        """Tell whether the broker answers, within about a second; never raises."""
+
     def close(self) -> None:
         """Give up the connection within a bounded time."""
 
+
+_PROBE_SECONDS = 1.0
 
 _MESSAGE_FAULTS = (
     MessageSizeTooLargeError,
@@ -85,7 +94,7 @@ class KafkaPublisher:
         """See `Publisher`. After a fault that may be the producer's own a new one is made."""
         deadline = time.monotonic() + self._timeout
         try:
-            producer = self._connect()
+            producer = self._connect(self._timeout)
         except (KafkaError, OSError) as fault:
             return [_describe(fault)] * len(messages)
         futures: list[Any] = []
@@ -109,13 +118,23 @@ class KafkaPublisher:
                     # The topic is not there, or the broker: asking for each of its messages
                     # would wait as often. Other topics go on.
                     unsendable[message.topic] = _describe(fault)
+        # What waits for more goes out at once. Its end proves nothing: each future is asked.
+        with suppress(KafkaError):
+            producer.flush(max(deadline - time.monotonic(), 0.001))
         faults = [
-            future if isinstance(future, DeliveryFault) else _wait(future, deadline)
-            for future in futures
+            future if isinstance(future, DeliveryFault) else _answer(future) for future in futures
         ]
         if any(fault and not fault.message_at_fault for fault in faults):
             self.close()
         return faults
+
+    def is_reachable(self) -> bool:
+        """See `Publisher`. After a fault it takes a new connection to say yes."""
+        try:
+            self._connect(_PROBE_SECONDS)
+        except (KafkaError, OSError):
+            return False
+        return True
 
     def close(self) -> None:
         """See `Publisher`. What is not acknowledged by then stays with the caller."""
@@ -130,33 +149,51 @@ class KafkaPublisher:
             with suppress(KafkaError, OSError):
                 producer.close(timeout=1)
 
-    def _connect(self) -> KafkaProducer:
+    def _connect(self, seconds: float) -> KafkaProducer:
         if self._producer is None:
-            milliseconds = int(self._timeout * 1000)
             self._producer = KafkaProducer(
+                **producer_settings(self._timeout, most_bytes=self._most_bytes),
                 bootstrap_servers=self._bootstrap_servers,
                 client_id=self._client_id,
-                acks="all",
-                enable_idempotence=True,
-                allow_auto_create_topics=False,
-                linger_ms=5,
-                batch_size=128 * 1024,
-                max_request_size=self._most_bytes,
-                bootstrap_timeout_ms=milliseconds,
-                max_block_ms=milliseconds // 4,
-                request_timeout_ms=milliseconds // 2,
-                delivery_timeout_ms=milliseconds,
+                bootstrap_timeout_ms=int(seconds * 1000),
             )
         return self._producer
 
 
-def _wait(future: Any, deadline: float) -> DeliveryFault | None:
-    try:
-        future.get(timeout=max(deadline - time.monotonic(), 0.001))
-    except KafkaError as fault:
-        return _describe(fault)
-    return None
+def producer_settings(timeout: float, *, most_bytes: int) -> dict[str, Any]:
+    """Return the settings of `KafkaPublisher`'s producer, which its bench takes too.
+
+    Args:
+        timeout: Seconds until a message is given up.
+        most_bytes: Of one message.
+    """
+    milliseconds = int(timeout * 1000)
+    return {
+        "acks": "all",
+        "enable_idempotence": True,
+        "allow_auto_create_topics": False,
+        # Until the flush that follows, or until there is a request's worth: few large requests.
+        "linger_ms": 100,
+        "batch_size": 128 * 1024,
+        "max_request_size": most_bytes,
+        "max_block_ms": milliseconds // 4,
+        "request_timeout_ms": milliseconds // 2,
+        "delivery_timeout_ms": milliseconds,
+        # Nobody reads them, and they are a part of each request's time.
+        "metrics_enabled": False,
+    }
+
+
+def _answer(future: Any) -> DeliveryFault | None:
+    """Say what the broker said. A message without an answer by now counts as not delivered."""
+    if not future.is_done:
+        return DeliveryFault(KafkaTimeoutError.__name__, message_at_fault=False)
+    return _describe(future.exception) if future.exception else None
 
 
 def _describe(fault: Exception) -> DeliveryFault:
-    return DeliveryFault(type(fault).__name__, isinstance(fault, _MESSAGE_FAULTS))
+    return DeliveryFault(
+        type(fault).__name__,
+        message_at_fault=isinstance(fault, _MESSAGE_FAULTS),
+        was_refused=isinstance(fault, BrokerResponseError),
+    )

@@ -157,6 +157,10 @@ INDEXES = {
         ),
         "ix_outbox_messages_key": "(key)",
         "ix_outbox_messages_parked": "(parked_at) WHERE (parked_at IS NOT NULL)",
+        "ix_outbox_messages_waiting": (
+            "(shard, id) WHERE ((next_attempt_at IS NOT NULL) AND (parked_at IS NULL)"
+            " AND (published_at IS NULL))"
+        ),
     },
     "property_object_view_stats": {
         "property_object_view_stats_pkey": "UNIQUE (property_object_id)"
