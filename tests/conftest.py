@@ -27,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=15,
         help="how long test_opening_while_closing.py opens views under closers",
     )
+    parser.addoption(
+        "--outbox-scale",
+        choices=("small", "full"),
+        default="small",
+        help="full takes the design's numbers in tests/acceptance/test_outbox.py",
+    )
 
 
 @pytest.fixture

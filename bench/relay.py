@@ -1,0 +1,356 @@
+"""The relay against its limit: a bare kafka-python producer, same settings, broker and messages.
+
+`make bench NAME=relay` measures
+
+- the rate: events/s of the relay with a backlog, in turn with those of a producer that has the
+  same bytes ready and waits for each acknowledgement; and the CPU time of each for an event;
+- the latency: 500 events/s, 10 a transaction, written here; a worker of Celery publishes them,
+  woken by commits, with beat's tick as the bound. From the moment before the commit to the
+  moment after the mark's statement was begun (`published_at`), which lies behind Kafka's word;
+- the rate with a REPEATABLE READ transaction held: its last part against its first
+  (`held_xmin_ratio`), at full load all the time (`--held-seconds 600` for the design's case).
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import connection, transaction
+from kafka import KafkaProducer
+
+from bench.measure import (
+    BenchFailed,
+    Samples,
+    conclude,
+    interleave,
+    own_database,
+    ratio_range,
+    say,
+)
+from outbox.models import OutboxMessage
+from outbox.options import OutboxOptions
+from outbox.relay import OutboxRelay, _fetch, _to_message
+from outbox.services import enqueue
+from pinactivity.clock import statement_time
+from pinactivity.ids import new_id
+from pinactivity.kafka.producer import KafkaPublisher, Message, producer_settings
+from pinactivity.kafka.topics import SESSION_ENDED, TOPICS, create_topics
+from sessions.events import SessionEnded
+
+RELAY, BARE = "relay", "bare producer"
+_RATE = 500
+_EVENTS_A_TRANSACTION = 10
+
+
+def _ended(moment: datetime) -> SessionEnded:
+    return SessionEnded(
+        session_id=new_id(),
+        anonymous_id=new_id(),
+        user_id=new_id(),
+        created_at=moment - timedelta(minutes=5),
+        last_activity_at=moment,
+        version=2,
+    )
+
+
+def _write(count: int) -> None:
+    """Write events into the outbox, as the closer does."""
+    for first in range(0, count, 400):
+        with transaction.atomic():
+            moment = statement_time()
+            enqueue(_ended(moment) for _ in range(min(400, count - first)))
+
+
+# -- the rate --------------------------------------------------------------------------------
+
+
+class Backlog:
+    """The same events at every load, pending again; and their bytes, ready to send."""
+
+    def __init__(self, events: int) -> None:
+        self.events = events
+        with connection.cursor() as cursor:
+            cursor.execute("TRUNCATE outbox_messages RESTART IDENTITY")
+            _write(events)
+            cursor.execute("DROP TABLE IF EXISTS backlog")
+            cursor.execute("CREATE TABLE backlog AS SELECT * FROM outbox_messages")
+        rows = _fetch(OutboxMessage.objects.order_by("id"), events)
+        self.messages: list[Message] = [_to_message(row) for row in rows]
+
+    def load(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("TRUNCATE outbox_messages")
+            cursor.execute("INSERT INTO outbox_messages SELECT * FROM backlog ORDER BY id")
+            cursor.execute("VACUUM (ANALYZE) outbox_messages")
+            cursor.execute("CHECKPOINT")
+
+
+class CpuTime:
+    """Sums up this process's CPU time by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def of(self, name: str, call: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            before = time.process_time()
+            call()
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - before
+
+        return run
+
+
+def _publisher(options: OutboxOptions) -> KafkaPublisher:
+    return KafkaPublisher(
+        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+        delivery_timeout=options.delivery_timeout,
+    )
+
+
+def measure_rate(events: int, repeats: int, options: OutboxOptions) -> dict[str, Any]:
+    """Let relay and bare producer send the same backlog in turn."""
+    backlog = Backlog(events)
+    publisher = _publisher(options)
+    # What is given up within 8 s is enough of a wave, and not of a whole backlog at once.
+    bare = KafkaProducer(
+        **producer_settings(120.0, most_bytes=1024 * 1024),
+        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+    )
+    publisher.is_reachable()
+    for producer in (bare, publisher._producer):  # noqa: SLF001 - to be as ready as the other
+        producer.partitions_for(SESSION_ENDED)
+
+    def run_relay() -> None:
+        # A new one each time: the ids begin again.
+        result = OutboxRelay(publisher=publisher, options=options).run()
+        if result.published != events:
+            raise BenchFailed(f"The relay did not do its work: {result}")
+
+    def run_bare() -> None:
+        futures = [
+            bare.send(each.topic, key=each.key, value=each.value, headers=list(each.headers))
+            for each in backlog.messages
+        ]
+        bare.flush()
+        for future in futures:
+            future.get(timeout=60)
+
+    cpu = CpuTime()
+    try:
+        samples = interleave(
+            {RELAY: cpu.of(RELAY, run_relay), BARE: cpu.of(BARE, run_bare)},
+            work=events,
+            repeats=repeats,
+            prepare=backlog.load,
+            check=lambda _: None,
+        )
+    finally:
+        bare.close()
+        publisher.close()
+    return _summarise_rate(samples[RELAY], samples[BARE], cpu)
+
+
+def _summarise_rate(relay: Samples, bare: Samples, cpu: CpuTime) -> dict[str, Any]:
+    sent = relay.work * len(relay.seconds)
+    return {
+        "relay_events_per_second": round(relay.per_second),
+        "bare_events_per_second": round(bare.per_second),
+        "ratio": round(relay.per_second / bare.per_second, 3),
+        "ratio_range": ratio_range(relay, bare),
+        "ratio_of_fastest": round(relay.fastest / bare.fastest, 3),
+        "relay_cpu_us_per_event": round(cpu.seconds[RELAY] / sent * 1e6, 1),
+        "bare_cpu_us_per_event": round(cpu.seconds[BARE] / sent * 1e6, 1),
+    }
+
+
+# -- the latency -----------------------------------------------------------------------------
+
+
+@contextmanager
+def _worker() -> Iterator[None]:
+    """Run a worker of the queue `relay` and a beat, as deployed, on the bench's database."""
+    url = os.environ["DATABASE_URL"]
+    given = url.rsplit("/", maxsplit=1)
+    environment = {
+        **os.environ,
+        "DATABASE_URL": f"{given[0]}/{connection.settings_dict['NAME']}",
+        "LOG_LEVEL": "ERROR",
+    }
+    celery = [str(Path(sys.executable).parent / "celery"), "-A", "pinactivity.celery"]
+    options = "worker --pool threads --queues relay --concurrency 2 --purge --without-mingle"
+    commands = (
+        [*celery, *options.split(), "--without-gossip"],
+        [*celery, "beat", "--schedule", "/tmp/bench-relay-beat"],
+    )
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=settings.BASE_DIR,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for command in commands
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+def measure_latency(seconds: float) -> dict[str, Any]:
+    """Write at a steady pace while a worker publishes; the first seconds are not counted."""
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE outbox_messages RESTART IDENTITY")
+    interval = _EVENTS_A_TRANSACTION / _RATE
+    with _worker():
+        _write(1)
+        _wait_for_delivery(60)
+        began = time.monotonic()
+        committed: dict[str, datetime] = {}
+        for number in range(int(seconds / interval)):
+            time.sleep(max(began + number * interval - time.monotonic(), 0.0))
+            moment = statement_time()
+            events = [_ended(moment) for _ in range(_EVENTS_A_TRANSACTION)]
+            with transaction.atomic():
+                enqueue(events)
+                now = statement_time()
+            committed |= {str(event.session_id): now for event in events}
+        taken = time.monotonic() - began
+        _wait_for_delivery(60)
+    published = dict(OutboxMessage.objects.values_list("key", "published_at"))
+    latencies = [
+        (at - committed[key]).total_seconds() * 1000
+        for key, at in published.items()
+        if at is not None and key in committed
+    ]
+    cuts = statistics.quantiles(latencies, n=100)
+    return {
+        "latency_events_per_second": round(len(committed) / taken),
+        "latency_p50_ms": round(cuts[49], 1),
+        "latency_p99_ms": round(cuts[98], 1),
+        "latency_max_ms": round(max(latencies), 1),
+    }
+
+
+def _wait_for_delivery(seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while OutboxMessage.objects.pending().exists():
+        if time.monotonic() > deadline:
+            raise BenchFailed("The worker does not deliver.")
+        time.sleep(0.05)
+
+
+# -- the held transaction --------------------------------------------------------------------
+
+
+@contextmanager
+def _held_snapshot() -> Iterator[None]:
+    """Hold a REPEATABLE READ transaction, as a report or a dump does."""
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SET idle_in_transaction_session_timeout = 0")
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT count(*) FROM sessions")
+            yield
+    finally:
+        other.close()
+
+
+def measure_held(seconds: float, options: OutboxOptions) -> dict[str, Any]:
+    """Relay at full load, first without and then with a held transaction.
+
+    Only the relay's own time counts: events are written between its runs, a chunk at a time.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE outbox_messages RESTART IDENTITY")
+        cursor.execute("VACUUM (ANALYZE) outbox_messages")
+    publisher = _publisher(options)
+    relay = OutboxRelay(publisher=publisher, options=options)
+    chunk = 5 * options.batch_size
+
+    def rate(during: float) -> list[float]:
+        rates = []
+        until = time.monotonic() + during
+        while time.monotonic() < until:
+            _write(chunk)
+            began = time.monotonic()
+            if relay.run().published != chunk:
+                raise BenchFailed("The relay did not do its work.")
+            rates.append(chunk / (time.monotonic() - began))
+        return rates
+
+    try:
+        rate(2.0)  # not measured
+        before = rate(max(seconds / 6, 5.0))
+        with _held_snapshot():
+            held = rate(seconds)
+    finally:
+        publisher.close()
+    last = held[-max(len(held) // 4, 1) :]
+    say(f"held for {seconds:.0f} s: {[round(each) for each in held[:: max(len(held) // 10, 1)]]}")
+    return {
+        "held_seconds": seconds,
+        "held_events": chunk * len(held),
+        "before_events_per_second": round(statistics.median(before)),
+        "held_last_events_per_second": round(statistics.median(last)),
+        "held_xmin_ratio": round(statistics.median(last) / statistics.median(before), 3),
+    }
+
+
+# -- the bench -------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Measure, prove, print."""
+    arguments = _parse_arguments()
+    options = OutboxOptions()
+    if arguments.batch_size:
+        options = OutboxOptions(batch_size=arguments.batch_size)
+    create_topics(
+        TOPICS,
+        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
+        partitions=6,
+        replication=1,
+        retention=timedelta(days=30),
+    )
+    result: dict[str, Any] = {"name": "relay", "events": arguments.events}
+    with own_database():
+        result |= measure_rate(arguments.events, arguments.repeats, options)
+        say(str(result))
+        result |= measure_latency(arguments.latency_seconds)
+        say(str(result))
+        result |= measure_held(arguments.held_seconds, options)
+    conclude({**result, "batch_size": options.batch_size, "repeats": arguments.repeats})
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.relay", description=__doc__)
+    parser.add_argument("--events", type=int, default=30_000)
+    parser.add_argument("--repeats", type=int, default=3, help="of each way")
+    parser.add_argument("--latency-seconds", type=float, default=20.0)
+    parser.add_argument("--held-seconds", type=float, default=60.0)
+    parser.add_argument("--batch-size", type=int, help="default: the option's")
+    parser.add_argument("--quick", action="store_true", help="a few seconds each: does it work?")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.events, arguments.repeats = 5_000, 1
+        arguments.latency_seconds = arguments.held_seconds = 5.0
+    return arguments
+
+
+if __name__ == "__main__":
+    main()
