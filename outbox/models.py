@@ -1,6 +1,6 @@
 """The table of the transactional outbox (design, section 9)."""
 
-from django.db import connection, models
+from django.db import connection, models, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
@@ -38,6 +38,15 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
     def waiting(self) -> "OutboxMessageQuerySet":
         """Pending after a fault, or sent again by a person: until or since `next_attempt_at`."""
         return self.pending().filter(next_attempt_at__isnull=False)
+
+    def end_waits(self) -> int:
+        """Make waiting messages due; return how many.
+
+        Those that a relay is at are left to it: waiting for it could end in a deadlock.
+        """
+        with transaction.atomic():
+            free = self.select_for_update(no_key=True, skip_locked=True).values("id")
+            return self.model.objects.filter(id__in=free).update(next_attempt_at=Now())
 
     def outside(self, shards: range) -> "OutboxMessageQuerySet":
         """Pending in shards of another layout."""

@@ -333,7 +333,7 @@ class OutboxRelay:
         self._was_away = is_away
         if is_back:
             self._faults_in_a_row.clear()
-            OutboxMessage.objects.waiting().filter(attempts=0).update(next_attempt_at=Now())
+            OutboxMessage.objects.waiting().filter(attempts=0).end_waits()
         return is_back
 
 

@@ -16,7 +16,6 @@ from celery import current_app
 from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
-from django.db.models.functions import Now
 from django.test import Client
 
 from outbox.models import OutboxMessage
@@ -64,7 +63,7 @@ def enqueue_committed(*events: SessionEnded) -> None:
 
 def end_waits() -> None:
     """Let the time pass until which messages wait."""
-    OutboxMessage.objects.waiting().update(next_attempt_at=Now())
+    OutboxMessage.objects.waiting().end_waits()
 
 
 @pytest.fixture
