@@ -31,6 +31,7 @@ from bench.measure import (
     BenchFailed,
     Samples,
     conclude,
+    database_url,
     interleave,
     own_database,
     ratio_range,
@@ -125,9 +126,8 @@ def measure_rate(events: int, repeats: int, options: OutboxOptions) -> dict[str,
         **producer_settings(120.0, most_bytes=1024 * 1024),
         bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
     )
-    publisher.is_reachable()
-    for producer in (bare, publisher._producer):  # noqa: SLF001 - to be as ready as the other
-        producer.partitions_for(SESSION_ENDED)
+    bare.partitions_for(SESSION_ENDED)
+    publisher.publish(backlog.messages[:1])  # so that it is as ready as the other
 
     def run_relay() -> None:
         # A new one each time: the ids begin again.
@@ -178,13 +178,7 @@ def _summarise_rate(relay: Samples, bare: Samples, cpu: CpuTime) -> dict[str, An
 @contextmanager
 def _worker() -> Iterator[None]:
     """Run a worker of the queue `relay` and a beat, as deployed, on the bench's database."""
-    url = os.environ["DATABASE_URL"]
-    given = url.rsplit("/", maxsplit=1)
-    environment = {
-        **os.environ,
-        "DATABASE_URL": f"{given[0]}/{connection.settings_dict['NAME']}",
-        "LOG_LEVEL": "ERROR",
-    }
+    environment = {**os.environ, "DATABASE_URL": database_url(), "LOG_LEVEL": "ERROR"}
     celery = [str(Path(sys.executable).parent / "celery"), "-A", "pinactivity.celery"]
     options = "worker --pool threads --queues relay --concurrency 2 --purge --without-mingle"
     commands = (

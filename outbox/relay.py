@@ -17,7 +17,7 @@ from outbox.models import INDEX_SCANS_ONLY, OutboxMessage, OutboxMessageQuerySet
 from outbox.options import OutboxOptions
 from pinactivity import metrics
 from pinactivity.clock import statement_time
-from pinactivity.kafka.producer import DeliveryFault, Message, Publisher
+from pinactivity.kafka.producer import DeliveryFault, Message, ProbingPublisher
 
 log = structlog.get_logger(__name__)
 
@@ -177,7 +177,7 @@ class OutboxRelay:
         options: Validated at start.
     """
 
-    def __init__(self, *, publisher: Publisher, options: OutboxOptions) -> None:
+    def __init__(self, *, publisher: ProbingPublisher, options: OutboxOptions) -> None:
         self._publisher = publisher
         self._options = options
         self._places = {shard: _Place() for shard in options.shard_numbers}
@@ -185,7 +185,11 @@ class OutboxRelay:
         self._was_away = True  # for all that this relay knows
 
     def run(
-        self, stop: Callable[[], bool] = lambda: False, *, linger: timedelta = timedelta(0)
+        self,
+        stop: Callable[[], bool] = lambda: False,
+        *,
+        linger: timedelta = timedelta(0),
+        longest: timedelta = timedelta.max,
     ) -> RelayResult:
         """Publish batches until nothing can be sent, or `stop`; sum them up.
 
@@ -194,10 +198,12 @@ class OutboxRelay:
             linger: For how long to go on looking after nothing was found: what is committed
                 soon after a wake-up sends none of its own, and another relay may hold the lock
                 of a look that came too early.
+            longest: After so long the run ends, whatever is left.
         """
         total = RelayResult()
-        leave_at = time.monotonic() + linger.total_seconds()
-        while not stop():
+        began = time.monotonic()
+        leave_at = began + linger.total_seconds()
+        while not stop() and time.monotonic() - began < longest.total_seconds():
             result = self.run_once()
             total += result
             if not result.is_drained or (result.is_held and self._end_waits()):

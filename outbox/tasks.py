@@ -1,6 +1,7 @@
 """Celery's entry to the outbox."""
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 from celery import shared_task
@@ -13,6 +14,8 @@ from outbox.wakeup import WAKE_UP_INTERVAL
 from pinactivity.kafka.producer import KafkaPublisher
 
 _stopping = threading.Event()
+_LONGEST_RUN = timedelta(minutes=1)
+"""The next tick goes on: a worker whose task runs for minutes passes for stuck."""
 
 
 class _OfThread(threading.local):
@@ -40,7 +43,7 @@ def _stop_relay(**_: Any) -> None:
 @shared_task(ignore_result=True)
 def relay() -> None:
     """Publish what is pending; harmless twice, late, or at the same time as another."""
-    _of_thread.relay.run(_stopping.is_set, linger=WAKE_UP_INTERVAL)
+    _of_thread.relay.run(_stopping.is_set, linger=WAKE_UP_INTERVAL, longest=_LONGEST_RUN)
 
 
 @shared_task(ignore_result=True)

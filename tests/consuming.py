@@ -292,9 +292,6 @@ class RefusingPublisher:
             return [DeliveryFault("NotEnoughReplicasError", message_at_fault=False)] * len(messages)
         return self._publisher.publish(messages)
 
-    def is_reachable(self) -> bool:
-        return not self.refuses
-
     def close(self) -> None:
         self._publisher.close()
 

@@ -47,11 +47,15 @@ class Publisher(Protocol):
             message.
         """
 
-    def is_reachable(self) -> bool:
-        """Tell whether the broker answers, within about a second; never raises."""
-
     def close(self) -> None:
         """Give up the connection within a bounded time."""
+
+
+class ProbingPublisher(Publisher, Protocol):
+    """A publisher that can be asked for the broker without publishing."""
+
+    def is_reachable(self) -> bool:
+        """Tell whether the broker answers, within about a second; never raises."""
 
 
 _PROBE_SECONDS = 1.0
@@ -129,7 +133,7 @@ class KafkaPublisher:
         return faults
 
     def is_reachable(self) -> bool:
-        """See `Publisher`. After a fault it takes a new connection to say yes."""
+        """See `ProbingPublisher`. After a fault it takes a new connection to say yes."""
         try:
             self._connect(_PROBE_SECONDS)
         except (KafkaError, OSError):

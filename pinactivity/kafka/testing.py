@@ -151,10 +151,6 @@ class InMemoryBroker:
             self._changed.notify_all()
         return None
 
-    def is_reachable(self) -> bool:
-        """See `Publisher`."""
-        return True
-
     def close(self) -> None:
         """Do nothing: so the broker itself serves as a publisher."""
 

@@ -721,7 +721,7 @@ def empty_queue() -> Iterator[None]:
 
 
 def wake_ups(outcome: str) -> float:
-    return metrics.OUTBOX_WAKE_UPS.labels(outcome)._value.get()
+    return float(metrics.OUTBOX_WAKE_UPS.labels(outcome)._value.get())
 
 
 def test_commits_wake_the_relay_once_and_pile_nothing_up(
