@@ -1,13 +1,17 @@
-"""Outbox messages for support staff; read-only."""
+"""Outbox messages for support staff: read-only, but parked ones can be sent again."""
 
 import json
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from outbox.models import OutboxMessage
+from outbox.selectors import count_backlog
+from outbox.services import redrive
 from pinactivity.admin import ReadOnlyAdmin
 
 
@@ -16,14 +20,23 @@ class DeliveryFilter(admin.SimpleListFilter):
     parameter_name = "delivery"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("pending", "Pending"), ("published", "Published"), ("parked", "Parked")]
+        return [
+            ("pending", "Pending"),
+            ("waiting", "Waiting after a fault"),
+            ("published", "Published"),
+            ("parked", "Parked"),
+        ]
 
     def queryset(
         self, request: HttpRequest, queryset: QuerySet[OutboxMessage]
     ) -> QuerySet[OutboxMessage]:
+        # Filters only: the order stays the page's, by id.
+        pending = {"published_at__isnull": True, "parked_at__isnull": True}
         match self.value():
             case "pending":
-                return queryset.filter(published_at__isnull=True, parked_at__isnull=True)
+                return queryset.filter(**pending)
+            case "waiting":
+                return queryset.filter(**pending, next_attempt_at__isnull=False)
             case "published":
                 return queryset.filter(published_at__isnull=False)
             case "parked":
@@ -55,6 +68,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     id_fields = ("message_id", "key")
     list_display = ("id", "created_at", "topic", "key", "delivery", "published_at")
     list_filter = (DeliveryFilter, TopicFilter)
+    actions = ("redrive",)
     fields = (
         "id",
         "message_id",
@@ -71,6 +85,37 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
         "readable_headers",
         "readable_payload",
     )
+
+    def has_redrive_permission(self, request: HttpRequest) -> bool:
+        """Tell whether the action is for this user; called by the admin for its name."""
+        return request.user.has_perm("outbox.redrive_outboxmessage")
+
+    @admin.action(description="Send parked messages again", permissions=["redrive"])
+    def redrive(self, request: HttpRequest, queryset: QuerySet[OutboxMessage]) -> None:
+        """Send the parked ones of the chosen messages again; each gets a log entry."""
+        assert request.user.pk is not None  # nobody else has the permission
+        parked = list(queryset.filter(parked_at__isnull=False).order_by("id"))
+        with transaction.atomic():
+            count = redrive(OutboxMessage.objects.filter(id__in=[each.id for each in parked]))
+            LogEntry.objects.log_actions(
+                request.user.pk,
+                parked,
+                CHANGE,
+                "Sent again after it was parked.",
+            )
+        self.message_user(
+            request,
+            f"{count} on their way. A message arrives after those of its key that went out"
+            " meanwhile; one that is still at fault is parked again.",
+        )
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        """Say above the list how the relay keeps up."""
+        pending, parked = count_backlog()
+        subtitle = f"{pending} pending, {parked} parked"
+        return super().changelist_view(request, {**(extra_context or {}), "subtitle": subtitle})
 
     @admin.display(description="Delivery")
     def delivery(self, message: OutboxMessage) -> str:

@@ -24,14 +24,19 @@ class OutboxSnapshot:
 
 def outbox_snapshot() -> OutboxSnapshot:
     """Tell how far the relay is behind."""
-    pending = OutboxMessage.objects.pending()
+    pending, parked = count_backlog()
     with transaction.atomic():
         scan_indexes_only()
-        return OutboxSnapshot(
-            pending=pending.order_by()[:COUNTED_TO].count(),
-            parked=OutboxMessage.objects.parked()[:COUNTED_TO].count(),
-            oldest_pending_at=min(_first_of_each_shard(), default=None),
-        )
+        return OutboxSnapshot(pending, parked, min(_first_of_each_shard(), default=None))
+
+
+def count_backlog() -> tuple[int, int]:
+    """Count the pending and the parked messages, each to 100,000."""
+    with transaction.atomic():
+        scan_indexes_only()
+        pending = OutboxMessage.objects.pending().order_by()[:COUNTED_TO].count()
+        parked = OutboxMessage.objects.parked()[:COUNTED_TO].count()
+    return pending, parked
 
 
 def _first_of_each_shard() -> list[datetime]:

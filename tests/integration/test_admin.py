@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from django.contrib import admin
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.db.models import Model
@@ -282,6 +283,12 @@ def test_blank_search_shows_everything(
         (OutboxMessage, "delivery", "parked", {"parked_at__isnull": False}),
         (
             OutboxMessage,
+            "delivery",
+            "waiting",
+            {"published_at": None, "parked_at": None, "next_attempt_at__isnull": False},
+        ),
+        (
+            OutboxMessage,
             "topic",
             "pin.user-activity.session-ended.v1",
             {"topic": "pin.user-activity.session-ended.v1"},
@@ -300,9 +307,10 @@ def test_filter_shows_its_rows_and_is_offered(
 ) -> None:
     make_session(device_type="Mobile")
     make_view(view_source="Map")
-    published, parked, *_ = OutboxMessage.objects.all()
+    published, parked, waiting, *_ = OutboxMessage.objects.all()
     OutboxMessage.objects.filter(id=published.id).update(published_at=statement_time())
     OutboxMessage.objects.filter(id=parked.id).update(parked_at=statement_time())
+    OutboxMessage.objects.filter(id=waiting.id).update(next_attempt_at=statement_time())
 
     response = superuser.get(url(model, "changelist"), {parameter: value})
 
@@ -377,6 +385,50 @@ def test_staff_without_permissions_see_no_table(closed: Session) -> None:
     client = Client()
     client.force_login(User.objects.create_user("newcomer", is_staff=True))
     assert {client.get(page).status_code for page in every_page()[1:]} == {403}
+
+
+# -- what may be done ----------------------------------------------------------------------
+
+
+def redrive_all(client: Client) -> Any:
+    return client.post(
+        url(OutboxMessage, "changelist"),
+        {
+            "action": "redrive",
+            "_selected_action": [str(message.pk) for message in OutboxMessage.objects.all()],
+        },
+        follow=True,
+    )
+
+
+def test_parked_events_are_sent_again_from_the_admin_by_whom_the_permission_was_given(
+    support: Client, closed: Session
+) -> None:
+    parked, _, published = OutboxMessage.objects.order_by("id")
+    moment = statement_time()
+    OutboxMessage.objects.filter(id=parked.id).update(parked_at=moment, last_error="TooLarge")
+    OutboxMessage.objects.filter(id=published.id).update(published_at=moment)
+    changelist = support.get(url(OutboxMessage, "changelist")).content.decode()
+    assert "1 pending, 1 parked" in changelist
+    assert "redrive" not in changelist
+    assert "Parked (TooLarge)" in changelist
+
+    redrive_all(support)
+    assert OutboxMessage.objects.parked().exists(), "without the permission"
+
+    user = User.objects.get(username="support")
+    user.user_permissions.add(Permission.objects.get(codename="redrive_outboxmessage"))
+    content = redrive_all(support).content.decode()
+
+    assert "1 on their way" in content
+    assert "2 pending, 0 parked" in content
+    assert [message.delivery for message in OutboxMessage.objects.order_by("id")] == [
+        "Waiting (TooLarge)",
+        "Pending",
+        "Published",
+    ]
+    (entry,) = LogEntry.objects.all()
+    assert (entry.user, entry.object_id) == (user, str(parked.id))
 
 
 # -- it hides devices ----------------------------------------------------------------------
