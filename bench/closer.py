@@ -482,7 +482,8 @@ def _measure_memory(
     """Watch the resident memory of this process, from the end of the first run on."""
     backlog = Backlog(arguments.sessions)
     process = psutil.Process()
-    closings, resident = 0, []
+    closings = 0
+    resident: list[int] = []
     while closings < arguments.memory or len(resident) < 2:
         backlog.load()
         run_closer(options)

@@ -45,6 +45,7 @@ from pinactivity.clock import statement_time
 from pinactivity.ids import new_id
 from pinactivity.kafka.producer import KafkaPublisher, Message, producer_settings
 from pinactivity.kafka.topics import SESSION_ENDED, TOPICS, create_topics
+from pinactivity.times import iso_utc
 from sessions.events import SessionEnded
 
 RELAY, BARE = "relay", "bare producer"
@@ -57,8 +58,9 @@ def _ended(moment: datetime) -> SessionEnded:
         session_id=new_id(),
         anonymous_id=new_id(),
         user_id=new_id(),
-        created_at=moment - timedelta(minutes=5),
-        last_activity_at=moment,
+        created_at=iso_utc(moment - timedelta(minutes=5)),
+        last_activity_at=iso_utc(moment),
+        duration_seconds=300,
         version=2,
     )
 

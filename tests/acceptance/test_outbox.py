@@ -32,6 +32,7 @@ from outbox.tasks import relay
 from pinactivity.celery import app
 from pinactivity.ids import new_id
 from pinactivity.kafka.topics import SESSION_ENDED, create_topics
+from pinactivity.times import iso_utc
 from sessions.events import SessionEnded
 from tests.integration.test_outbox import session_ended, versions_by_key
 from tests.kafka import TopicReader
@@ -137,8 +138,9 @@ def ended(key: Any, version: int, moment: Any) -> SessionEnded:
         session_id=key,
         anonymous_id=key,
         user_id=None,
-        created_at=moment,
-        last_activity_at=moment,
+        created_at=iso_utc(moment),
+        last_activity_at=iso_utc(moment),
+        duration_seconds=0,
         version=version,
     )
 

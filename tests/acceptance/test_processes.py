@@ -81,7 +81,9 @@ def test_ticks_of_two_beats_close_sessions_and_carry_their_events_to_kafka_once_
     ):
         published = OutboxMessage.objects.filter(published_at__isnull=False)
         wait_until(lambda: published.count() == 2, what="the delivery of both events")
-        wait_until(partial(is_at_least, ActivityCloserRun.objects, 4), what="ticks of both beats")
+        wait_until(
+            partial(is_at_least, ActivityCloserRun.objects.all(), 4), what="ticks of both beats"
+        )
         processes = (beating, beating_too, closer, relaying)
         for process in processes:
             process.send_signal(signal.SIGTERM)

@@ -3,7 +3,6 @@
 PostgreSQL's DETAIL quotes the row, so a real one is raised, and logged in every usual way.
 """
 
-import io
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -19,11 +18,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pinactivity.clock import statement_time
 from pinactivity.faults import describe_fault
 from pinactivity.ids import new_id
-from pinactivity.logging import logging_config
 from pinactivity.tracing import correlate
 from sessions.closer import ActivityCloser
 from sessions.options import ActivityCloserOptions
 from tests.factories import make_session, silent_session
+from tests.logs import formatted_lines
 
 ADDRESS = "203.0.113.77"
 USER_AGENT = "Mozilla/5.0 (secret device)"
@@ -47,22 +46,8 @@ def violation(db: None) -> IntegrityError:
 @pytest.fixture(params=["json", "readable"])
 def lines(request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
     """Format everything that is logged as production or development would; return it."""
-    config = logging_config(level="DEBUG", readable=request.param == "readable")
-    formatter = dict(config["formatters"]["structlog"])
-    output = io.StringIO()
-    handler = logging.StreamHandler(output)
-    handler.setFormatter(formatter.pop("()")(**formatter))
-    for name in config["handlers"]["stderr"].get("filters", []):
-        handler.addFilter(config["filters"][name]["()"]())
-    root = logging.getLogger()
-    others, level = root.handlers, root.level
-    root.handlers = [handler]
-    root.setLevel(logging.DEBUG)
-    try:
-        yield output.getvalue
-    finally:
-        root.handlers = others
-        root.setLevel(level)
+    with formatted_lines(readable=request.param == "readable") as lines:
+        yield lines
 
 
 def ours() -> Any:
