@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,7 +32,6 @@ from outbox.tasks import relay
 from pinactivity.celery import app
 from pinactivity.ids import new_id
 from pinactivity.kafka.topics import SESSION_ENDED, create_topics
-from pinactivity.times import iso_utc
 from sessions.events import SessionEnded
 from tests.integration.test_outbox import session_ended, versions_by_key
 from tests.kafka import TopicReader
@@ -128,18 +127,18 @@ def written_message_ids() -> set[str]:
     return {str(each) for each in OutboxMessage.objects.values_list("message_id", flat=True)}
 
 
-def enqueue_one_version(keys: Sequence[Any], version: int, moment: Any) -> None:
+def enqueue_one_version(keys: Sequence[Any], version: int, moment: str) -> None:
     with transaction.atomic():
         enqueue([ended(key, version, moment) for key in keys])
 
 
-def ended(key: Any, version: int, moment: Any) -> SessionEnded:
+def ended(key: Any, version: int, moment: str) -> SessionEnded:
     return SessionEnded(
         session_id=key,
         anonymous_id=key,
         user_id=None,
-        created_at=iso_utc(moment),
-        last_activity_at=iso_utc(moment),
+        created_at=moment,
+        last_activity_at=moment,
         duration_seconds=0,
         version=version,
     )
@@ -309,7 +308,12 @@ def test_chain_from_writers_to_topic_survives_whatever_fails(
     versions = scale.chain_events // (WRITERS * KEYS)
     writers = [Writer(versions) for _ in range(WRITERS)]
 
+    runs: list[Future[None]] = []
+
     def is_written(part: float) -> bool:
+        for run in runs:
+            if run.done():
+                run.result()  # tells a fault at once
         return sum(each.written for each in writers) >= part * WRITERS * versions
 
     log = tmp_path / "log"
@@ -318,7 +322,7 @@ def test_chain_from_writers_to_topic_survives_whatever_fails(
         ThreadPoolExecutor(WRITERS) as pool,
         relays(2, log, lifetime=2.0),
     ):
-        runs = [pool.submit(each.run) for each in writers]
+        runs += [pool.submit(each.run) for each in writers]
         wait_until(partial(is_written, 0.1), seconds=600)
         broker.freeze()
         time.sleep(scale.frozen_seconds)
