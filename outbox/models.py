@@ -48,9 +48,14 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             free = self.select_for_update(no_key=True, skip_locked=True).values("id")
             return self.model.objects.filter(id__in=free).update(next_attempt_at=Now())
 
-    def outside(self, shards: range) -> "OutboxMessageQuerySet":
-        """Pending in shards of another layout."""
-        return self.pending().filter(Q(shard__lt=shards.start) | Q(shard__gte=shards.stop))
+    def outside(self, shards: range) -> "tuple[OutboxMessageQuerySet, ...]":
+        """Pending in shards of another layout: those below, if there can be any, and those above.
+
+        Two queries, because for one with OR the index has no range: it would be read as a whole.
+        """
+        below = self.pending().filter(shard__lt=shards.start)
+        above = self.pending().filter(shard__gte=shards.stop)
+        return (below, above) if shards.start else (above,)
 
     def parked(self) -> "OutboxMessageQuerySet":
         """Set aside, each at fault itself, until a person sends it again."""

@@ -238,7 +238,8 @@ class OutboxRelay:
                 return RelayResult()
             after = place.begin(_writers())
             batch = self._read(shard, after)
-            foreign = OutboxMessage.objects.outside(self._options.shard_numbers).exists()
+            others = OutboxMessage.objects.outside(self._options.shard_numbers)
+            foreign = any(messages.exists() for messages in others)
             result = RelayResult() if foreign else self._publish(batch)
         if foreign:
             return self._work_all()

@@ -46,7 +46,7 @@ def _first_of_each_shard() -> list[datetime]:
     firsts = [pending.filter(shard=shard) for shard in shards]
     moments = [
         messages.values_list("created_at", flat=True).first()
-        for messages in (*firsts, OutboxMessage.objects.outside(shards))
+        for messages in (*firsts, *OutboxMessage.objects.outside(shards))
     ]
     return [moment for moment in moments if moment]
 

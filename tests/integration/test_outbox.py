@@ -684,6 +684,44 @@ def test_relay_reads_on_from_where_it_was(publisher: Any) -> None:
     assert places == [0, 0, 0, *ids[49:300:50]]
 
 
+def pages_read(worker: OutboxRelay) -> int:
+    """Run a relay; return how many pages the reading statements of its first look read."""
+    pages: list[int] = []
+
+    def explain(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
+        if 'FROM "outbox_messages"' in sql:
+            execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", parameters, many, context)
+            plan = context["cursor"].fetchone()[0][0]["Plan"]
+            pages.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(explain):
+        worker.run_once()
+    worker.run()
+    return sum(pages)
+
+
+def test_relay_reads_no_more_while_a_snapshot_is_held_c47(publisher: Any) -> None:
+    """PostgreSQL keeps every entry of what was sent since; the rate is `make bench NAME=relay`."""
+    worker, other = relay(publisher), connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            cursor.execute("SELECT count(*) FROM outbox_messages")
+            pages = []
+            for _ in range(12):
+                insert_messages(500)
+                pages.append(pages_read(worker))
+            insert_messages(500)
+            from_the_first = pages_read(relay(publisher))
+    finally:
+        other.close()
+
+    assert max(pages[-4:]) < 2 * max(pages[:4])
+    assert from_the_first > 2 * max(pages), "nothing was held"
+    assert not OutboxMessage.objects.pending().exists()
+
+
 def test_purge_deletes_what_was_published_long_ago_and_nothing_else() -> None:
     insert_messages(12_000, published=True)
     enqueue_committed(*[session_ended() for _ in range(4)])
