@@ -15,7 +15,7 @@ INDEX_SCANS_ONLY = ", ".join(
 )
 """What to SELECT so that the transaction reads in the order of an index, whatever the statistics
 say: an ANALYZE that met the table empty makes the planner read and sort all of it
-(docs/adr/0010)."""
+(docs/adr/0009)."""
 
 
 def scan_indexes_only() -> None:

@@ -120,6 +120,9 @@ def test_row_is_abandoned_after_twice_the_threshold() -> None:
         {"polling_interval": MINUTE},
         {"delivery_timeout": SECOND},
         {"delivery_timeout": 15 * SECOND},
+        {"shards": 16},
+        {"published_kept": timedelta(hours=1)},
+        {"published_kept": timedelta(days=3650)},
     ],
 )
 def test_bounds_of_the_relay_are_valid_themselves(valid: dict[str, Any]) -> None:
@@ -136,6 +139,11 @@ def test_bounds_of_the_relay_are_valid_themselves(valid: dict[str, Any]) -> None
         ("polling_interval", MINUTE + STEP),
         ("delivery_timeout", SECOND - STEP),
         ("delivery_timeout", 15 * SECOND + STEP),
+        ("shards", 0),
+        ("shards", 3),
+        ("shards", 32),
+        ("published_kept", timedelta(hours=1) - STEP),
+        ("published_kept", timedelta(days=3650) + STEP),
     ],
 )
 def test_value_out_of_the_relays_bounds_is_named(field: str, value: Any) -> None:
@@ -175,6 +183,15 @@ def test_value_out_of_retentions_bounds_is_named(field: str, value: Any) -> None
 
 def test_activity_is_kept_for_a_year() -> None:
     assert ActivityRetentionOptions().age == timedelta(days=365)
+
+
+def test_no_two_numbers_of_shards_have_a_shard_in_common() -> None:
+    layouts = [OutboxOptions(shards=shards) for shards in (1, 2, 4, 8, 16)]
+    keys = [str(number) for number in range(1000)]
+    for options in layouts:
+        assert {options.shard_of(key) for key in keys} == set(options.shard_numbers)
+    every = [number for options in layouts for number in options.shard_numbers]
+    assert len(every) == len(set(every)) == 31
 
 
 @pytest.mark.parametrize("days", [90, 3650])
