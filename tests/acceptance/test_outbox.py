@@ -39,7 +39,6 @@ from tests.processes import environment, running, wait_for_backends_to_end, wait
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
-    pytest.mark.kafka,
     pytest.mark.timeout(3600),
 ]
 
@@ -185,6 +184,7 @@ def test_relay_killed_between_acknowledgement_and_commit_repeats_and_loses_nothi
     assert set(map(tuple, versions_by_key(arrived).values())) == {(2, 3)}
 
 
+@pytest.mark.kafka
 def test_everything_that_came_while_the_broker_was_away_flows_on_its_return_c43_c45(
     broker: Server, scale: Scale, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -234,6 +234,7 @@ def report(figures: object) -> None:
     sys.stdout.write(f"\n{figures}\n")
 
 
+@pytest.mark.kafka
 def test_worker_told_to_stop_while_the_broker_is_frozen_ends_in_time_c44(
     broker: Server, tmp_path: Path
 ) -> None:
@@ -298,6 +299,7 @@ class Writer:
             connection.close()
 
 
+@pytest.mark.kafka
 def test_chain_from_writers_to_topic_survives_whatever_fails(
     broker: Server, scale: Scale, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -409,7 +409,7 @@ def test_shard_that_another_relay_works_at_keeps_no_other_waiting(
     assert not pending.exists()
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1)])
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (2, 4)])
 def test_order_of_a_key_holds_when_the_number_of_shards_changes(
     publisher: Any,
     read_topic: Callable[[str], list[Any]],
