@@ -11,7 +11,9 @@ from pinactivity.clock import statement_time
 from pinactivity.ids import new_id
 from sessions.device import Device, DeviceType
 from sessions.models import Session
+from views.lifecycle import ViewSource
 from views.models import PropertyObjectView, PropertyObjectViewStats
+from views.services import OpenedView, open_view
 
 DEVICE = Device("Mozilla/5.0 (test)", "203.0.113.7", "Firefox 120", "Linux", DeviceType.DESKTOP)
 MINUTE = timedelta(minutes=1)
@@ -86,6 +88,19 @@ def silent_session(*, minutes: float, views: int = 0, **fields: Any) -> Session:
     for _ in range(views):
         make_view(session=session)
     return session
+
+
+def open_in(session: Session) -> OpenedView:
+    """Open a view of a new object by the service, as the session's own device."""
+    return open_view(
+        session_id=session.id,
+        anonymous_id=session.anonymous_id,
+        user_id=None,
+        device=DEVICE,
+        property_object_id=new_id(),
+        view_source=ViewSource.MAP,
+        filter_snapshot=None,
+    )
 
 
 def make_stats(**fields: Any) -> PropertyObjectViewStats:

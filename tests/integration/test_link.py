@@ -20,11 +20,10 @@ from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import LinkedSession, beat_session, link_session, start_session
 from tests.concurrency import Background, run_together
-from tests.factories import DEVICE, MINUTE, make_session, make_view, silent_session
-from views.lifecycle import ViewSource
+from tests.factories import DEVICE, MINUTE, make_session, make_view, open_in, silent_session
 from views.models import PropertyObjectView
 from views.selectors import views_of_user
-from views.services import beat_view, open_view
+from views.services import beat_view
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -335,17 +334,6 @@ def test_20_parallel_beats_openings_and_links_equal_some_serial_order_c2() -> No
             session_id=session.id, anonymous_id=session.anonymous_id, user_id=None, device=DEVICE
         )
 
-    def open_one() -> object:
-        return open_view(
-            session_id=session.id,
-            anonymous_id=session.anonymous_id,
-            user_id=None,
-            device=DEVICE,
-            property_object_id=new_id(),
-            view_source=ViewSource.MAP,
-            filter_snapshot=None,
-        )
-
     def beat_one() -> object:
         return beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
@@ -353,7 +341,15 @@ def test_20_parallel_beats_openings_and_links_equal_some_serial_order_c2() -> No
         return start_session(anonymous_id=session.anonymous_id, user_id=None, device=DEVICE)
 
     run_together(
-        [beat, open_one, beat_one, start, lambda: link(session, A), lambda: link(session, B)] * 4
+        [
+            beat,
+            lambda: open_in(session),
+            beat_one,
+            start,
+            lambda: link(session, A),
+            lambda: link(session, B),
+        ]
+        * 4
     )
 
     active = Session.objects.get(status="Active")

@@ -344,19 +344,27 @@ def test_broken_query_strings_never_make_the_service_fail() -> None:
         assert response.status_code in {200, 400}
 
 
+LISTS = [ME, f"{API}/me/property-object-views"]
+
+
+@pytest.mark.parametrize("path", LISTS)
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_wrong_method_is_told_the_right_one(method: str) -> None:
-    response = Client().generic(method, ME)
+def test_wrong_method_is_told_the_right_one(method: str, path: str) -> None:
+    response = Client().generic(method, path)
     assert (response.status_code, problem(response)["code"]) == (405, "METHOD_NOT_ALLOWED")
     assert "GET" in response.headers["Allow"].split(", ")
 
 
 @COMMITTED
-def test_own_sessions_answer_503_while_postgresql_is_away() -> None:
+@pytest.mark.parametrize("path", LISTS)
+def test_own_lists_answer_503_while_postgresql_is_away(path: str) -> None:
+    def ask() -> Any:
+        return Client().get(path, headers=bearer(development_token(A)))
+
     with postgres_away():
-        away = get()
+        away = ask()
     assert_unavailable(away)
-    assert get().status_code == 200
+    assert ask().status_code == 200
 
 
 # -- what it costs -------------------------------------------------------------------------

@@ -24,8 +24,6 @@ from tests.integration.test_api import (
     API,
     COMMITTED,
     assert_invalid,
-    assert_unavailable,
-    postgres_away,
     problem,
 )
 from tests.integration.test_own_sessions import BAD_CURSORS, BAD_LIMITS, index_scans
@@ -395,21 +393,6 @@ def test_limit_out_of_1_to_200_is_named(limit: str) -> None:
 @pytest.mark.parametrize("cursor", BAD_CURSORS.values(), ids=BAD_CURSORS.keys())
 def test_cursor_that_we_did_not_write_is_named(cursor: str) -> None:
     assert_invalid(get(Cursor=cursor), "Cursor")
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_wrong_method_is_told_the_right_one(method: str) -> None:
-    response = Client().generic(method, ME)
-    assert (response.status_code, problem(response)["code"]) == (405, "METHOD_NOT_ALLOWED")
-    assert "GET" in response.headers["Allow"].split(", ")
-
-
-@COMMITTED
-def test_own_views_answer_503_while_postgresql_is_away() -> None:
-    with postgres_away():
-        away = get()
-    assert_unavailable(away)
-    assert get().status_code == 200
 
 
 # -- what it costs -------------------------------------------------------------------------

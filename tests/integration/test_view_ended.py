@@ -12,17 +12,15 @@ from django.db import connection
 
 from outbox.models import OutboxMessage
 from outbox.services import enqueue
-from pinactivity.ids import new_id
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import beat_session, link_session
 from tests.concurrency import Background
-from tests.factories import DEVICE, MINUTE, make_session, make_view, silent_session
-from views.lifecycle import ViewSource
+from tests.factories import DEVICE, MINUTE, make_session, make_view, open_in, silent_session
 from views.models import PropertyObjectView
-from views.services import beat_view, open_view
+from views.services import beat_view
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -114,18 +112,6 @@ def test_event_of_a_guests_view_carries_no_user(
 
 
 # -- what the closer locks -----------------------------------------------------------------
-
-
-def open_in(session: Session) -> None:
-    open_view(
-        session_id=session.id,
-        anonymous_id=session.anonymous_id,
-        user_id=None,
-        device=DEVICE,
-        property_object_id=new_id(),
-        view_source=ViewSource.MAP,
-        filter_snapshot=None,
-    )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import yaml
 from django.conf import settings
 from django_prometheus.middleware import Metrics
 
-from pinactivity import metrics, scrape  # noqa: F401
+from pinactivity import metrics, scrape  # noqa: F401 - imported for what they register
 
 ROOT = Path(settings.BASE_DIR)
 ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
