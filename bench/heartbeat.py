@@ -63,13 +63,15 @@ def _make_sessions(count: int) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def _server() -> Iterator[int]:
-    """Run granian as `make up` does, without limits on beats; yields its port."""
+def _server(cpu: int | None) -> Iterator[int]:
+    """Run granian as deploy/web.sh does, without limits on beats; yields its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     command = f"{Path(sys.executable).parent}/granian --interface wsgi --host 127.0.0.1"
     command += f" --port {port} --blocking-threads 4 --log-level error bench.wsgi:application"
+    if cpu is not None:
+        command = f"taskset --cpu-list {cpu} {command}"
     environment = {**os.environ, "DATABASE_URL": database_url(), "RATE_LIMIT_HEARTBEATS": "0"}
     process = subprocess.Popen(command.split(), cwd=settings.BASE_DIR, env=environment)
     try:
@@ -193,10 +195,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--sessions", type=int, default=2000)
     parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--cpu", type=int, help="the core to tie the server to, as WEB_CPU does")
     options = parser.parse_args()
     with own_database():
         sessions = _make_sessions(options.sessions)
-        with _server() as port:
+        with _server(options.cpu) as port:
             ways = {
                 NO_OP: _http_caller(port, _requests("/api/user-activity/sessions/noop", sessions)),
                 HEARTBEAT: _http_caller(

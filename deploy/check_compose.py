@@ -169,9 +169,10 @@ def variables(services: Services, repository: Repository) -> Iterator[str]:
         asked |= {variable for variable, value in environment.items() if value is None}
         asked |= {found["name"] for found in INTERPOLATION.finditer(json.dumps(service))}
         if "build" in service:
+            own = {found["name"] for found in INTERPOLATION.finditer(repository.command(service))}
             for variable in environment:
-                if variable not in known and variable.removesuffix("_FILE") not in known:
-                    yield f"{name}: pinactivity/settings.py does not read {variable}"
+                if not {variable, variable.removesuffix("_FILE")} & (known | own):
+                    yield f"{name}: neither the settings nor its script read {variable}"
     for variable in sorted(asked - set(repository.documented)):
         yield f"deploy/.env.example: does not mention {variable}"
     for variable in sorted(set(repository.documented) - asked):

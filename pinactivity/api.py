@@ -28,6 +28,12 @@ class JSONRequest(Request):
     _body: Any = None
     _is_read = False
 
+    def __init__(self, request: HttpRequest, **options: Any) -> None:
+        super().__init__(request, **options)
+        # Found by Django REST's __getattr__ otherwise, which takes longer than what is read.
+        self.META = request.META
+        self.headers = request.headers
+
     @property
     def data(self) -> Any:
         """The body, parsed; {} for a call that has none.

@@ -49,7 +49,8 @@ class PreparedStatement:
         """
         django = connections[DEFAULT_DB_ALIAS]  # looked up once: `connection` does every time
         with django.wrap_database_errors:
-            django.ensure_connection()
+            if django.connection is None:  # asked first: ensure_connection looks for an event loop
+                django.ensure_connection()
             database: psycopg.Connection[Any] = django.connection
             if (
                 django.in_atomic_block
