@@ -4,7 +4,8 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import admin
-from django.core.exceptions import BadRequest
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import BadRequest, ValidationError
 from django.core.paginator import Paginator
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
@@ -53,6 +54,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
     ) -> Any:
         if any("\x00" in value for _, values in request.GET.lists() for value in values):
             raise BadRequest  # PostgreSQL has no such text
+        for chosen in request.POST.getlist(ACTION_CHECKBOX_NAME):
+            try:
+                self.opts.pk.to_python(chosen)
+            except ValidationError as fault:  # Django's own filter by it would fail
+                raise BadRequest from fault
         return super().changelist_view(request, extra_context)
 
     def get_search_results(

@@ -36,6 +36,7 @@ from sessions.closing import Closed, close_sessions, close_views
 from sessions.lifecycle import CloseReason, RunOutcome
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
+from sessions.selectors import count_active_sessions
 from views.models import PropertyObjectView
 
 log = structlog.get_logger(__name__)
@@ -50,7 +51,7 @@ _CONNECTION_SETTINGS = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-"""For the time of a run."""
+"""While a run works, and while it counts."""
 _BACKLOG_COUNTED_TO = 100_000
 _RUNS_KEPT = timedelta(days=30)
 
@@ -220,7 +221,9 @@ class ActivityCloser:
     def _finish(self, run: _Run, outcome: RunOutcome, *, live: bool) -> int | None:
         """Count what is left and complete the run's row; the database may be away."""
         try:
-            backlog = _count_backlog(run.cutoff)
+            with _connection_set_up():
+                backlog = _count_backlog(run.cutoff)
+                active_sessions = count_active_sessions() if live else None
             if live:
                 ActivityCloserRun.objects.filter(id=run.run_id).update(
                     finished_at=time_expression(),
@@ -228,6 +231,7 @@ class ActivityCloser:
                     closed_views=run.closed_views,
                     failures=run.failures + (outcome is RunOutcome.FAILED),
                     backlog_remaining=backlog,
+                    active_sessions=active_sessions,
                     outcome=outcome,
                 )
                 ActivityCloserRun.objects.filter(

@@ -205,7 +205,10 @@ class Session(models.Model):
                 | Q(user_id__isnull=False, linked_at__isnull=False),
             ),
         )
-        permissions = (("view_device_address", "Can see addresses and User-Agents"),)
+        permissions = (
+            ("view_device_address", "Can see addresses and User-Agents"),
+            ("close_now", "Can close sessions and views now"),
+        )
 
     def __str__(self) -> str:
         return str(self.id)
@@ -222,6 +225,9 @@ class ActivityCloserRun(models.Model):
     closed_views = models.IntegerField(db_default=0)
     failures = models.IntegerField(db_default=0)
     backlog_remaining = models.IntegerField(null=True, blank=True)
+    active_sessions = models.BigIntegerField(
+        null=True, blank=True, help_text="At the end of the run, counted to 1,000,000."
+    )
     outcome = models.TextField(choices=choices(RunOutcome))
 
     class Meta:

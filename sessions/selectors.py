@@ -1,15 +1,22 @@
-"""Reads on sessions: bounded, by an index, no counts of whole tables."""
+"""Reads on sessions and closer runs: bounded, by an index, no counts of whole tables."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from django.db.models import Count, DateTimeField, F, Func, Max, Sum, Value
+
+from pinactivity.clock import statement_time
 from pinactivity.pages import Page, take
 from sessions.lifecycle import RunOutcome
 from sessions.models import ActivityCloserRun, Session
 from views.models import PropertyObjectView
 
 COUNTED_TO = 1_000_000
+
+HISTORY_STEP = timedelta(minutes=10)
+HISTORY_STEPS = 144
+"""Of a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +31,69 @@ class ActivitySnapshot:
 
 def activity_snapshot() -> ActivitySnapshot:
     """Tell what must be seen even when the worker is dead (design, section 7)."""
-    active = Session.objects.active()
     oldest = [
         rows.order_by("last_activity_at").values_list("last_activity_at", flat=True).first()
-        for rows in (active, PropertyObjectView.objects.active())
+        for rows in (Session.objects.active(), PropertyObjectView.objects.active())
     ]
     success = ActivityCloserRun.objects.filter(outcome=RunOutcome.SUCCEEDED)
     return ActivitySnapshot(
-        active_sessions=active[:COUNTED_TO].count(),
+        active_sessions=count_active_sessions(),
         oldest_activity_at=min((moment for moment in oldest if moment), default=None),
         last_success_at=success.order_by("-started_at")
         .values_list("finished_at", flat=True)
         .first(),
     )
+
+
+def count_active_sessions() -> int:
+    """Count the Active sessions, to 1,000,000, by their own index."""
+    return Session.objects.active()[:COUNTED_TO].count()
+
+
+@dataclass(frozen=True, slots=True)
+class RunsOfStep:
+    """What the runs that began within one step of the history did together."""
+
+    begins_at: datetime
+    runs: int = 0
+    closed_sessions: int = 0
+    closed_views: int = 0
+    failures: int = 0
+    active_sessions: int | None = None
+    """The most that a run has counted; None when none has."""
+
+
+def closer_history(*, now: datetime | None = None) -> list[RunsOfStep]:
+    """Return the last day of the ActivityCloserJob in 144 steps of 10 minutes, the oldest first.
+
+    Steps begin at whole ten minutes; the last one is under way. One without a run is all zeros.
+
+    Args:
+        now: None is the database's clock.
+    """
+    epoch = datetime.fromtimestamp(0, UTC)
+    last = (statement_time(now) - epoch) // HISTORY_STEP
+    begins = [epoch + HISTORY_STEP * n for n in range(last - HISTORY_STEPS + 1, last + 1)]
+    step = Func(
+        Value(HISTORY_STEP),
+        F("started_at"),
+        Value(epoch),
+        function="date_bin",
+        output_field=DateTimeField(),
+    )
+    found = (
+        ActivityCloserRun.objects.filter(started_at__gte=begins[0])
+        .values(begins_at=step)
+        .annotate(
+            runs=Count("id"),
+            closed_sessions=Sum("closed_sessions"),
+            closed_views=Sum("closed_views"),
+            failures=Sum("failures"),
+            active_sessions=Max("active_sessions"),
+        )
+    )
+    by_step = {row["begins_at"]: RunsOfStep(**row) for row in found}
+    return [by_step.get(moment, RunsOfStep(moment)) for moment in begins]
 
 
 def sessions_of_user(user_id: UUID, page: Page) -> tuple[list[Session], str | None]:

@@ -1,11 +1,12 @@
 """What a device does to its session (design, section 5). Each service owns its transaction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import structlog
 from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Greatest
@@ -20,6 +21,8 @@ from sessions.errors import SessionActiveRace, SessionNotFound
 from sessions.events import SessionLinked
 from sessions.lifecycle import CloseReason, LinkOutcome, LinkState, Status, decide_link
 from sessions.models import Session, TouchedSession
+
+log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 3
 
@@ -145,6 +148,40 @@ def link_session(
     if not linked:
         raise SessionNotFound  # after the commit: the closing of an abandoned session stands
     return linked
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedNow:
+    """What support staff has closed."""
+
+    ids: list[UUID]
+    """Of the rows that were asked for: those that were Active."""
+    views: int = 0
+    """Open views that closed with their sessions."""
+
+
+def close_sessions_now(*, session_ids: Collection[UUID], now: datetime | None = None) -> ClosedNow:
+    """Close sessions at once, with their open views: EndedAt is now, Duration as ever.
+
+    Waits for whoever has one of them locked, a beat or the closer. What has closed by then, or
+    before, is left alone.
+
+    Args:
+        session_ids: So few that one transaction may hold them: beats of theirs wait for it.
+        now: None is the database's clock.
+    """
+    with transaction.atomic():
+        # By id: two who close the same sessions wait for each other in one order.
+        active = (
+            Session.objects.active()
+            .filter(id__in=session_ids)
+            .order_by("id")
+            .select_for_update(no_key=True)
+        )
+        ids = list(active.values_list("id", flat=True))
+        closed = close_sessions(ids, reason=CloseReason.MANUAL, now=now)
+    log.info("closed by hand", sessions=closed.sessions, views=closed.views)
+    return ClosedNow(ids, closed.views)
 
 
 def _lock_active(anonymous_id: UUID) -> Session | None:

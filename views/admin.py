@@ -1,14 +1,21 @@
-"""Property object views for support staff; read-only."""
+"""Property object views for support staff: read-only, but what is Active can be closed."""
+
+from collections.abc import Sequence
+from uuid import UUID
 
 from django.contrib import admin
 
 from pinactivity.admin import ReadOnlyAdmin
+from sessions.admin import CloseNowAdmin
+from sessions.services import ClosedNow
 from views.models import PropertyObjectView
+from views.services import close_views_now
 from views.stats_models import PropertyObjectViewStats
 
 
 @admin.register(PropertyObjectView)
-class PropertyObjectViewAdmin(ReadOnlyAdmin):
+class PropertyObjectViewAdmin(CloseNowAdmin):
+    next_beat = "its next beat of the view is not accepted, and it opens the view anew"
     id_fields = ("id", "session_id", "property_object_id")  # each has an index
     list_display = (
         "id",
@@ -23,6 +30,15 @@ class PropertyObjectViewAdmin(ReadOnlyAdmin):
     )
     list_filter = ("status",)  # a rare value of another column would scan the table
     raw_id_fields = ("session",)
+
+    def name_active(self, ids: Sequence[UUID]) -> str:
+        """Count the Active views."""
+        count = PropertyObjectView.objects.active().filter(id__in=ids).count()
+        return f"{count} view{'' if count == 1 else 's'}, alone: their sessions go on"
+
+    def close_active(self, ids: Sequence[UUID]) -> ClosedNow:
+        """Close views alone."""
+        return close_views_now(view_ids=ids)
 
 
 @admin.register(PropertyObjectViewStats)

@@ -1,11 +1,12 @@
 """What a device does to its views (design, section 6). Each service owns its transaction."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import structlog
 from django.conf import settings
 from django.db import transaction
 
@@ -13,9 +14,11 @@ from pinactivity.clock import time_expression
 from sessions.closing import close_views
 from sessions.device import Device
 from sessions.lifecycle import CloseReason
-from sessions.services import beat_session
+from sessions.services import ClosedNow, beat_session
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +115,18 @@ def beat_view(*, view_id: UUID, anonymous_id: UUID, now: datetime | None = None)
         )
         close_views(list(abandoned), reason=CloseReason.ABANDONED, now=now)
     return False
+
+
+def close_views_now(*, view_ids: Collection[UUID], now: datetime | None = None) -> ClosedNow:
+    """Close views at once, alone: as `sessions.services.close_sessions_now` does sessions."""
+    with transaction.atomic():
+        active = (
+            PropertyObjectView.objects.active()
+            .filter(id__in=view_ids)
+            .order_by("id")
+            .select_for_update(no_key=True)
+        )
+        ids = list(active.values_list("id", flat=True))
+        closed = close_views(ids, reason=CloseReason.MANUAL, now=now)
+    log.info("closed by hand", sessions=closed.sessions, views=closed.views)
+    return ClosedNow(ids)

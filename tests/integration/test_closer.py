@@ -596,6 +596,7 @@ def closer_metrics() -> dict[str, float]:
 
 def test_run_is_recorded() -> None:
     silent_session(minutes=13, views=2)
+    silent_session(minutes=3)
 
     result = close_inactive()
 
@@ -604,7 +605,7 @@ def test_run_is_recorded() -> None:
     assert run.finished_at is not None
     assert run.finished_at >= run.started_at == run.cutoff + 12 * MINUTE
     assert (run.closed_sessions, run.closed_views, run.failures) == (1, 2, 0)
-    assert (run.outcome, run.backlog_remaining) == ("Succeeded", 0)
+    assert (run.outcome, run.backlog_remaining, run.active_sessions) == ("Succeeded", 0, 1)
 
 
 def test_runs_older_than_30_days_are_forgotten() -> None:

@@ -121,6 +121,7 @@ COLUMNS = {
         "closed_views": "integer NOT NULL DEFAULT 0",
         "failures": "integer NOT NULL DEFAULT 0",
         "backlog_remaining": "integer",
+        "active_sessions": "bigint",
         "outcome": "text NOT NULL",
     },
 }
