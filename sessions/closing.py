@@ -20,7 +20,7 @@ from pinactivity.times import iso_utc_sql
 from sessions.events import SessionEnded
 from sessions.lifecycle import CloseReason
 from views.events import PropertyObjectViewEnded
-from views.models import PropertyObjectView
+from views.models import NOT_INACTIVE, PropertyObjectView
 
 E = TypeVar("E")
 
@@ -103,14 +103,14 @@ _FACTS = f"""
 
 _END_SESSIONS = f"""
     UPDATE sessions AS row SET {_END}
-    WHERE row.id = ANY(%(ids)s::uuid[]) AND row.status = 'Active'
+    WHERE row.id = ANY(%(ids)s::uuid[]) AND {NOT_INACTIVE}
     RETURNING row.id::text, row.anonymous_id::text, row.user_id::text, {_FACTS}
 """
 
 _END_VIEWS = f"""
     UPDATE property_object_views AS row SET {_END}
     FROM sessions
-    WHERE row.id = ANY(%(ids)s::uuid[]) AND row.status = 'Active' AND sessions.id = row.session_id
+    WHERE row.id = ANY(%(ids)s::uuid[]) AND {NOT_INACTIVE} AND sessions.id = row.session_id
     RETURNING row.id::text, row.property_object_id::text, row.session_id::text,
               sessions.anonymous_id::text, sessions.user_id::text, row.view_source,
               row.filter_snapshot, {_FACTS}
