@@ -19,24 +19,28 @@ from pinactivity.kafka.topics import find_ends
 
 
 class TopicReader:
-    """Reads everything that arrives in one topic after it was made."""
+    """Reads everything that arrives in some topics after it was made."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, *topics: str) -> None:
         self._consumer = KafkaConsumer(
             bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
             group_id=None,
             enable_auto_commit=False,
         )
-        numbers = self._consumer.partitions_for_topic(topic) or set()
-        find_ends(self._consumer, [TopicPartition(topic, number) for number in numbers])
+        parts = [
+            TopicPartition(topic, number)
+            for topic in topics
+            for number in self._consumer.partitions_for_topic(topic) or ()
+        ]
+        find_ends(self._consumer, parts)
 
     def read(self) -> list[ConsumerRecord]:
-        """Return the records since the last read, by partition and offset."""
+        """Return the records since the last read, by topic, partition and offset."""
         records: list[ConsumerRecord] = []
         while batches := self._consumer.poll(timeout_ms=1000, max_records=5000):
             for batch in batches.values():
                 records.extend(batch)
-        return sorted(records, key=lambda record: (record.partition, record.offset))
+        return sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
 
     def close(self) -> None:
         self._consumer.close()

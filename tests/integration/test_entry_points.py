@@ -153,7 +153,7 @@ def refusals(folder: Path, env: Mapping[str, str]) -> dict[str, Refusal]:
 
 # -- a broken environment ------------------------------------------------------------------
 
-SECRETS = ("hunter2-secret-key", "hunter2-password", "hunter2-batch")
+SECRETS = ("hunter2-secret-key", "hunter2-password", "hunter2-batch", "hunter2-jwt")
 FAULTS = {
     "SECRET_KEY_FILE": "/nonexistent/hunter2-secret-key",
     "ALLOWED_HOSTS": None,  # required outside development
@@ -163,6 +163,7 @@ FAULTS = {
     "REDIS_URL": "",
     "KAFKA_BOOTSTRAP_SERVERS": "",
     "KAFKA_TOPIC_PARTITIONS": "0",
+    "KAFKA_TOPIC_REPLICATION": "11",
     "KAFKA_TOPIC_RETENTION": "29.23:59:59",
     "ACTIVITY_CLOSER_INACTIVITY_THRESHOLD": "00:09:59",
     "ACTIVITY_CLOSER_POLLING_INTERVAL": "often",
@@ -173,7 +174,23 @@ FAULTS = {
     "ACTIVITY_RETENTION_AGE": "89.23:59:59",
     "ACTIVITY_RETENTION_MAX_RUN_DURATION": "01:00:01",
     "OUTBOX_BATCH_SIZE": "0",
+    "OUTBOX_POLLING_INTERVAL": "00:00:00",
+    "OUTBOX_DELIVERY_TIMEOUT": "00:00:16",
+    "OUTBOX_SHARDS": "3",
+    "OUTBOX_PUBLISHED_KEPT": "00:59:59",
     "VIEW_STATS_SEEN_KEPT": "89.00:00:00",
+    "CONSUMER_POISON_LIMIT": "-1",
+    "CONSUMER_MAX_POLL_INTERVAL": "00:00:01",
+    "CONSUMER_SESSION_TIMEOUT": "00:00:05",
+    "RATE_LIMIT_START_PER_ADDRESS": "-1",
+    "RATE_LIMIT_PER_ANONYMOUS_ID": "1000001",
+    "RATE_LIMIT_PER_ADDRESS": "few",
+    "RATE_LIMIT_HEARTBEATS": "-1",
+    "JWT_ISSUER": None,  # as is the audience
+    "JWT_AUDIENCE": None,
+    "JWT_JWKS_URL": "http://identity.example/keys",
+    "JWT_DEVELOPMENT_SECRET": "hunter2-jwt",
+    "SECURE_SSL_REDIRECT": "perhaps",
     "TRUSTED_PROXY_COUNT": "-1",
     "METRICS_PORT": "70000",
     "LOG_LEVEL": "LOUD",
