@@ -107,7 +107,8 @@ class CloseNowAdmin(ReadOnlyAdmin):
         if closed.views:
             parts.append(_count(closed.views, "open view"))
         text = f"Closed: {', '.join(parts)}."
-        if already := len(ids) - len(closed.ids):
+        # Not `ids`: a filter of the list may leave out what has closed since the page asked.
+        if already := len(set(request.POST.getlist(ACTION_CHECKBOX_NAME))) - len(closed.ids):
             text += f" Closed already: {already}."
         level = messages.SUCCESS if closed.ids else messages.WARNING
         self.message_user(request, text, level)

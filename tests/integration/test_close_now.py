@@ -173,6 +173,20 @@ def test_rows_closed_already_are_told_and_stay_as_they_are_inv_ses_006_inv_lv_00
     assert LogEntry.objects.count() == OutboxMessage.objects.count() == 2
 
 
+def test_row_that_closed_since_the_page_asked_is_told_in_a_filtered_list_too(
+    permitted: Client,
+) -> None:
+    first, second = make_session(), make_session()
+    page = f"{reverse(PAGES[Session])}?status__exact=Active"
+    document = {"action": "close_now", "_selected_action": ids(first, second)}
+    assert "This ends 2 sessions" in permitted.post(page, document).content.decode()
+    close(permitted, first)
+
+    permitted.post(page, {**document, "confirmed": "yes"})
+
+    assert said(permitted, second) == ["Closed: 1 session. Closed already: 1."]
+
+
 @pytest.mark.parametrize("make", [make_session, make_view])
 def test_without_the_permission_the_action_is_not_offered_and_does_nothing(
     permitted: Client, make: Callable[..., Row]
