@@ -188,14 +188,14 @@ def _lock_active(anonymous_id: UUID) -> Session | None:
     """Lock the device's Active session.
 
     A read that waited behind a switch or a restart comes back empty although a new Active
-    session is committed by then: it is repeated as a new statement.
+    session is committed by then: it is repeated for as long as there is one. Each time somebody
+    else's call has gone through, so that those who compete cannot stop all of them.
     """
     rows = Session.objects.active().filter(anonymous_id=anonymous_id)
-    for _ in range(_ATTEMPTS):
-        session = rows.select_for_update(no_key=True).first()
-        if session is not None:
-            return session
-    return None
+    while (session := rows.select_for_update(no_key=True).first()) is None:
+        if not rows.exists():
+            return None
+    return session
 
 
 def _link_locked(

@@ -1,5 +1,6 @@
 """Linking a device's session to a user, from the front end and from identity's event."""
 
+import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -7,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connection
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from outbox.models import OutboxMessage
 from pinactivity.clock import statement_time
@@ -21,6 +23,7 @@ from sessions.options import ActivityCloserOptions
 from sessions.services import LinkedSession, beat_session, link_session, start_session
 from tests.concurrency import Background, run_together
 from tests.factories import DEVICE, MINUTE, make_session, make_view, open_in, silent_session
+from tests.processes import wait_until
 from views.models import PropertyObjectView
 from views.selectors import views_of_user
 from views.services import beat_view
@@ -272,36 +275,70 @@ def test_abandoned_session_is_closed_and_not_linked_c5(path: str) -> None:
     assert topics() == [VIEW_ENDED, ENDED]
 
 
-def test_link_that_waited_behind_a_switch_finds_the_new_session() -> None:
+@pytest.mark.parametrize("switches", [1, 6])
+def test_link_that_waited_behind_switches_finds_the_newest_session(switches: int) -> None:
     """A locking read that waited comes back empty: it is repeated as a new statement."""
     session = make_session(user_id=A)
-    switching = connection.copy()
-    try:
+    others = [Switching(session.anonymous_id) for _ in range(switches)]
+
+    def get_in_first(execute: Any, sql: str, *arguments: Any) -> Any:
+        if "FOR NO KEY UPDATE" in sql and others:
+            others.pop().hold_until_waited_for()
+        return execute(sql, *arguments)
+
+    def link_behind() -> LinkedSession:
+        with connection.execute_wrapper(get_in_first):
+            return link(session, B)
+
+    with Background(link_behind) as linking:
+        linked = linking.result()
+
+    assert not others
+    assert isinstance(linked, LinkedSession)
+    assert linked.outcome is LinkOutcome.ALREADY_LINKED
+    assert linked.session_id == Session.objects.get(status="Active").id
+
+
+class Switching:
+    """Another transaction that switches a device's session to B."""
+
+    def __init__(self, anonymous_id: UUID) -> None:
+        self._anonymous_id = anonymous_id
+
+    def hold_until_waited_for(self) -> None:
+        """Switch now, and commit in a thread as soon as somebody waits for the old session."""
+        switching = connection.copy()
         switching.set_autocommit(False)
         with switching.cursor() as cursor:
             cursor.execute(
                 "UPDATE sessions SET status = 'Inactive', close_reason = 'Switched',"
                 " ended_at = statement_timestamp(), duration = last_activity_at - created_at"
-                " WHERE id = %s",
-                [session.id],
+                " WHERE anonymous_id = %s AND status = 'Active'",
+                [self._anonymous_id],
             )
             cursor.execute(
                 "INSERT INTO sessions (id, anonymous_id, user_id, linked_at, signed_in_at,"
                 " created_at, last_activity_at, user_agent, browser, os, device_type)"
-                " SELECT %s, anonymous_id, %s, now(), now(), now(), now(), '', '', '', 'Unknown'"
-                " FROM sessions WHERE id = %s",
-                [new_id(), B, session.id],
+                " VALUES (%s, %s, %s, now(), now(), now(), now(), '', '', '', 'Unknown')",
+                [new_id(), self._anonymous_id, B],
             )
-        with Background(lambda: link(session, B)) as linking:
-            with pytest.raises(TimeoutError):
-                linking.result(timeout=0.5)
+        switching.inc_thread_sharing()
+        threading.Thread(target=self._commit, args=[switching]).start()
+
+    def _commit(self, switching: BaseDatabaseWrapper) -> None:
+        def is_waited_for() -> bool:
+            with switching.cursor() as cursor:
+                cursor.execute(
+                    "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted"
+                    " AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))"
+                )
+                return bool(cursor.fetchone()[0])
+
+        try:
+            wait_until(is_waited_for)
             switching.commit()
-            linked = linking.result()
-    finally:
-        switching.close()
-    assert isinstance(linked, LinkedSession)
-    assert linked.outcome is LinkOutcome.ALREADY_LINKED
-    assert linked.session_id == Session.objects.get(status="Active").id
+        finally:
+            switching.close()
 
 
 def test_closing_and_link_at_once_close_the_session_once() -> None:
