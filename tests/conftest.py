@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="small",
         help="full takes the design's numbers in tests/acceptance/test_outbox.py",
     )
+    parser.addoption(
+        "--chaos-scale",
+        choices=("small", "full"),
+        default="small",
+        help="full takes the design's numbers in tests/acceptance/test_closer_chaos.py",
+    )
 
 
 @pytest.fixture

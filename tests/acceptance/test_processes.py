@@ -23,9 +23,9 @@ from pinactivity.kafka.topics import SESSION_LINKED, USER_SIGNED_IN
 from pinactivity.times import iso_utc
 from sessions.models import ActivityCloserRun, Session
 from sessions.tasks import close_inactive
+from tests.closings import assert_one_event_for_each_closed_row_and_none_else
 from tests.factories import make_due_sessions, make_session, silent_session
 from tests.processes import CELERY, MANAGE, running, wait_for_backends_to_end, wait_until, worker
-from views.models import PropertyObjectView
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -51,16 +51,6 @@ def is_at_least(rows: QuerySet[Any], count: int) -> bool:
 
 def is_at_most(rows: QuerySet[Any], count: int) -> bool:
     return rows.count() <= count
-
-
-def assert_one_event_for_each_closed_row_and_none_else() -> None:
-    for topic, model in ((SESSION_ENDED, Session), (VIEW_ENDED, PropertyObjectView)):
-        closed = model.objects.filter(status="Inactive").values_list("id", flat=True)
-        keys = OutboxMessage.objects.filter(topic=topic).values_list("key", flat=True)
-        assert len(keys) == len(set(keys))
-        assert {str(pk) for pk in closed} == set(keys)
-    inactive = Session.objects.filter(status="Inactive")
-    assert not inactive.filter(views__status="Active").exists()
 
 
 def test_ticks_of_two_beats_close_sessions_and_carry_their_events_to_kafka_once_c15(
