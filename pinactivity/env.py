@@ -18,6 +18,11 @@ T = TypeVar("T")
 
 _TIME_SPAN = re.compile(r"(?:(?P<days>\d{1,5})\.)?(?P<h>\d{1,2}):(?P<m>[0-5]\d):(?P<s>[0-5]\d)")
 
+_KEEPALIVES_IDLE, _KEEPALIVES_INTERVAL, _KEEPALIVES_COUNT = 30, 10, 3
+"""Seconds, seconds and probes until either end of a connection misses the other."""
+_TCP_USER_TIMEOUT = 60_000
+"""Milliseconds that what was sent may go unacknowledged."""
+
 
 class EnvironmentFaults(ImproperlyConfigured):
     """Say every fault of the environment, one line each."""
@@ -103,8 +108,9 @@ class Environment(FileAwareEnv):
     def database(self, name: str, *, session: Mapping[str, str | timedelta]) -> dict[str, Any]:
         """Read a PostgreSQL URL into Django's form; `session` are its connections' parameters.
 
-        Waits are bounded on the connection itself, and by TCP keepalives: a half-open
-        connection would otherwise hang for hours.
+        Waits are bounded on the connection itself, and by TCP keepalives of both ends: a
+        half-open connection would otherwise hang for hours, here or, with the locks of a host
+        that is gone, in PostgreSQL.
         """
         url = self.str(name)
         try:
@@ -118,6 +124,11 @@ class Environment(FileAwareEnv):
         parameters = {
             parameter: value // timedelta(milliseconds=1) if isinstance(value, timedelta) else value
             for parameter, value in session.items()
+        } | {
+            "tcp_keepalives_idle": _KEEPALIVES_IDLE,
+            "tcp_keepalives_interval": _KEEPALIVES_INTERVAL,
+            "tcp_keepalives_count": _KEEPALIVES_COUNT,
+            "tcp_user_timeout": _TCP_USER_TIMEOUT,
         }
         return {
             **database,
@@ -128,10 +139,10 @@ class Environment(FileAwareEnv):
                 "application_name": "pinactivity",
                 "connect_timeout": 5,
                 "keepalives": 1,
-                "keepalives_idle": 30,
-                "keepalives_interval": 10,
-                "keepalives_count": 3,
-                "tcp_user_timeout": 60_000,
+                "keepalives_idle": _KEEPALIVES_IDLE,
+                "keepalives_interval": _KEEPALIVES_INTERVAL,
+                "keepalives_count": _KEEPALIVES_COUNT,
+                "tcp_user_timeout": _TCP_USER_TIMEOUT,
             },
         }
 

@@ -19,9 +19,13 @@ from pinactivity.kafka.topics import find_ends
 
 
 class TopicReader:
-    """Reads everything that arrives in some topics after it was made."""
+    """Reads everything that arrives in some topics after this was made.
 
-    def __init__(self, *topics: str) -> None:
+    Args:
+        whole: Read what is in the topics already too.
+    """
+
+    def __init__(self, *topics: str, whole: bool = False) -> None:
         self._consumer = KafkaConsumer(
             bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
             group_id=None,
@@ -33,6 +37,8 @@ class TopicReader:
             for number in self._consumer.partitions_for_topic(topic) or ()
         ]
         find_ends(self._consumer, parts)
+        if whole:
+            self._consumer.seek_to_beginning(*parts)
 
     def read(self) -> list[ConsumerRecord]:
         """Return the records since the last read, by topic, partition and offset."""

@@ -22,6 +22,7 @@ import psutil
 import pytest
 from django.conf import settings
 from django.db import Error, connection, transaction
+from kafka.admin import KafkaAdminClient
 
 from embedded.errors import EmbeddedServerError
 from embedded.server import Server
@@ -232,6 +233,43 @@ def memory(supervisor: "subprocess.Popen[bytes]") -> int:
 def report(figures: object) -> None:
     """Say figures to whoever runs the full scale with -s."""
     sys.stdout.write(f"\n{figures}\n")
+
+
+def delete_topic() -> None:
+    """Delete the topic; return when the broker has forgotten it."""
+    with closing(KafkaAdminClient(bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS)) as admin:
+        admin.delete_topics([SESSION_ENDED])
+        wait_until(lambda: SESSION_ENDED not in admin.list_topics(), what="the deletion")
+
+
+@pytest.mark.kafka
+@pytest.mark.skipif(not KEEPS_MESSAGES, reason="Tansu acknowledges messages to a deleted topic")
+@pytest.mark.parametrize("absent", [False, True], ids=["made again at once", "missed meanwhile"])
+def test_topic_made_again_under_a_running_relay_gets_all_that_was_not_sent(
+    broker: Server, tmp_path: Path, *, absent: bool
+) -> None:
+    """The producer's numbers of the old topic, if the broker refuses them, end with the producer."""
+    keys = [new_id() for _ in range(50)]
+    moment = session_ended().created_at
+    with relays(1, tmp_path / "log"):
+        for version in (2, 3):  # in two batches: the producer goes on counting
+            enqueue_one_version(keys, version, moment)
+            wait_for_delivery()
+        delete_topic()
+        if absent:
+            enqueue_one_version(keys, 4, moment)
+            wait_until(OutboxMessage.objects.waiting().exists, what="the fault")
+            enqueue_one_version(keys, 5, moment)
+        make_topic()
+        enqueue_one_version(keys, 6, moment)
+        wait_for_delivery()
+    with closing(TopicReader(SESSION_ENDED, whole=True)) as reader:
+        arrived = reader.read()
+
+    versions = (4, 5, 6) if absent else (6,)
+    assert set(map(tuple, versions_by_key(arrived).values())) == {versions}
+    assert len(versions_by_key(arrived)) == len(keys)
+    assert set(OutboxMessage.objects.values_list("attempts", "parked_at")) == {(0, None)}
 
 
 @pytest.mark.kafka

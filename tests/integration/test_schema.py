@@ -393,6 +393,20 @@ def test_half_open_connections_are_noticed() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("tcp_keepalives_idle", "30"),
+        ("tcp_keepalives_interval", "10"),
+        ("tcp_keepalives_count", "3"),
+        ("tcp_user_timeout", "60000"),
+    ],
+)
+def test_postgresql_notices_a_host_that_is_gone(setting: str, expected: str) -> None:
+    """It shows the socket's own value. Until then that host's locks are held."""
+    assert value(f"SHOW {setting}") == expected
+
+
 def test_embedded_server_never_logs_a_rows_values() -> None:
     if "EMBEDDED_POSTGRES_LOG" not in os.environ:
         pytest.skip("PostgreSQL is not the embedded one: its settings are its operator's")
