@@ -95,8 +95,8 @@ class Visitors:
                                           user_agent, browser, os, device_type)
                     SELECT gen_random_uuid(), gen_random_uuid(),
                            moment - random() * interval '10 min', moment, 'test', '', '', 'Unknown'
-                    FROM (SELECT statement_timestamp() - %(threshold)s
-                                 + random() * %(within)s * interval '1 s'
+                    FROM (SELECT statement_timestamp()
+                                 + (random() * %(within)s - %(threshold)s) * interval '1 s'
                           FROM generate_series(1, %(sessions)s)) AS silent (moment)
                     RETURNING id, created_at, last_activity_at
                 ), opened AS (
@@ -112,7 +112,7 @@ class Visitors:
                 FROM (TABLE new UNION ALL TABLE opened) AS silent
                 """,
                 {
-                    "threshold": settings.ACTIVITY_CLOSER.inactivity_threshold,
+                    "threshold": settings.ACTIVITY_CLOSER.inactivity_threshold.total_seconds(),
                     "within": within,
                     "sessions": sessions,
                     "views": views,

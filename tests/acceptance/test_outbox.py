@@ -248,7 +248,7 @@ def delete_topic() -> None:
 def test_topic_made_again_under_a_running_relay_gets_all_that_was_not_sent(
     broker: Server, tmp_path: Path, *, absent: bool
 ) -> None:
-    """The producer's numbers of the old topic, if the broker refuses them, end with the producer."""
+    """What the producer still knows of the old topic ends with it: another one is made."""
     keys = [new_id() for _ in range(50)]
     moment = session_ended().created_at
     with relays(1, tmp_path / "log"):

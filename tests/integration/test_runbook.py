@@ -70,7 +70,8 @@ def test_statement_runs(statement: str) -> None:
 def test_options_named_are_those_of_the_environment() -> None:
     named = set(re.findall(r"`([A-Z]+_[A-Z_]+)(?:=[^`]+)?`", RUNBOOK))
     assert len(named) > 5
-    assert named <= set(re.findall(r"^#?([A-Z_]+)=", (ROOT / "deploy/.env.example").read_text(), re.M))
+    example = (ROOT / "deploy/.env.example").read_text()
+    assert named <= set(re.findall(r"^#?([A-Z_]+)=", example, re.MULTILINE))
 
 
 def test_something_is_found() -> None:
