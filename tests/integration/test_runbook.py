@@ -12,6 +12,7 @@ from django.core.management import get_commands, load_command_class
 from django.db import connection
 
 from pinactivity.celery import app
+from pinactivity.locks import CLOSER, REPLAY, advisory_lock
 
 ROOT = Path(settings.BASE_DIR)
 RUNBOOK = (ROOT / "docs/runbook.md").read_text()
@@ -65,6 +66,14 @@ def test_command_names_services_and_programs_that_exist(command: str) -> None:
 def test_statement_runs(statement: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement)
+
+
+@pytest.mark.django_db
+def test_whoever_keeps_the_closer_out_is_found() -> None:
+    (statement,) = (each for each in STATEMENTS if CLOSER in each)
+    with advisory_lock(CLOSER), advisory_lock(REPLAY), connection.cursor() as cursor:
+        cursor.execute(statement)
+        assert len(cursor.fetchall()) == 2
 
 
 def test_options_named_are_those_of_the_environment() -> None:

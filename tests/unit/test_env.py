@@ -276,5 +276,7 @@ def test_url_is_read_with_its_escapes_and_parameters(
         "NAME": "na me",
     }
     assert database["OPTIONS"]["sslmode"] == "require"
-    assert database["OPTIONS"]["options"] == "-c search_path=a,b -c lock_timeout=1500"
+    assert database["OPTIONS"]["options"].startswith(
+        "-c search_path=a,b -c lock_timeout=1500 -c tcp_keepalives_idle=30 "
+    )
     assert database["CONN_MAX_AGE"] is None
