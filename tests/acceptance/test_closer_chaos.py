@@ -26,6 +26,7 @@ from django.conf import settings
 from django.db import DataError, Error, connection
 
 from embedded.errors import EmbeddedServerError
+from embedded.server import Server
 from embedded.stack import attach
 from outbox.models import OutboxMessage
 from pinactivity.celery import app
@@ -85,7 +86,8 @@ class Visitors:
     def fall_silent(self, sessions: int, *, views: int, within: float = 0.0) -> list[str]:
         """Insert sessions with views that fall due within so many seconds; return all ids.
 
-        One view is silent for as long as its session, the others for longer.
+        The first view outlives its session by a minute, so that phase B closes it with the
+        session; the others are as old or older, and phase A closes them alone.
         """
         with connection.cursor() as cursor:
             cursor.execute(
@@ -103,7 +105,8 @@ class Visitors:
                     INSERT INTO property_object_views (id, session_id, property_object_id,
                                                        view_source, created_at, last_activity_at)
                     SELECT gen_random_uuid(), id, gen_random_uuid(), 'Map', created_at,
-                           CASE n WHEN 1 THEN last_activity_at
+                           CASE n WHEN 1 THEN last_activity_at + interval '1 min'
+                           WHEN 2 THEN last_activity_at
                            ELSE created_at + random() * (last_activity_at - created_at) END
                     FROM new, generate_series(1, %(views)s) AS n
                     RETURNING id, created_at, last_activity_at
@@ -242,25 +245,42 @@ def assert_nothing_is_lost_and_nothing_closed_twice(
     return {"closed": len(closed), "repeated": len(arrived) - len(events)}
 
 
-def backends(process: "subprocess.Popen[bytes]") -> dict[int, str | None]:
-    """Return PostgreSQL's backends of a process with the transaction in which each closes."""
+def backends(
+    process: "subprocess.Popen[bytes]", *, writing: str
+) -> dict[int, str | None]:
+    """Return a process's backends in PostgreSQL, each with its transaction if it writes a table."""
     links = psutil.Process(process.pid).net_connections("tcp")
     with connection.cursor() as cursor:
         cursor.execute(
             """
             SELECT pid, CASE WHEN EXISTS (
-                SELECT FROM pg_locks WHERE pg_locks.pid = backend.pid AND mode = 'RowExclusiveLock'
-                AND relation IN ('sessions'::regclass, 'property_object_views'::regclass)
+                SELECT FROM pg_locks WHERE pg_locks.pid = backend.pid
+                AND mode = 'RowExclusiveLock' AND relation = %s::regclass
             ) THEN backend_xid::text END
             FROM pg_stat_activity AS backend WHERE client_port = ANY(%s)
             """,
-            [[link.laddr.port for link in links]],
+            [writing, [link.laddr.port for link in links]],
         )
         return dict(cursor.fetchall())
 
 
-def closing_transaction(process: "subprocess.Popen[bytes]") -> str | None:
-    return next((xid for xid in backends(process).values() if xid), None)
+def wait_for_closings(process: "subprocess.Popen[bytes]", table: str) -> str:
+    """Wait for a transaction of the closer that has closed rows of a table; return its id."""
+    found: list[str] = []
+
+    def is_closing() -> bool:
+        found.extend(filter(None, backends(process, writing=table).values()))
+        return bool(found)
+
+    wait_until(is_closing, what="a batch under way")
+    return found[0]
+
+
+def crash(postgres: Server) -> None:
+    """Crash PostgreSQL as `pg_ctl -m immediate` does, without delay, and start it."""
+    postgres.process.signal(signal.SIGQUIT)
+    postgres.process.wait_exit(30)
+    postgres.start()
 
 
 def was_rolled_back(transaction: str) -> bool:
@@ -310,13 +330,14 @@ def test_postgresql_crashing_in_mid_batch_loses_and_repeats_nothing(
     with workers.running(queues=("closer", "relay")) as (closer, _):
         while in_mid_batch < scale.restarts:
             visitors.fall_silent(1000, views=3)
-            wait_until(lambda: closing_transaction(closer), what="a batch under way")
-            transaction = closing_transaction(closer)
-            postgres.restart(immediate=True)
+            # In phase A, or in phase B when it has closed the views.
+            table = "sessions" if restarts % 2 else "property_object_views"
+            transaction = wait_for_closings(closer, table)
+            crash(postgres)
             restarts += 1
             connection.close()
             assert restarts < 10 * scale.restarts, "the crashes came between batches"
-            if transaction and was_rolled_back(transaction):
+            if was_rolled_back(transaction):
                 in_mid_batch += 1
                 recoveries.append(visitors.time_to_close())
         undisturbed = visitors.time_to_close()
@@ -349,7 +370,7 @@ def test_connections_cut_five_times_a_second_lose_and_repeat_nothing(
             if active_sessions() < 500:
                 visitors.fall_silent(200, views=3)  # more than a run closes before it is cut
             for process in processes:
-                found = backends(process)
+                found = backends(process, writing="property_object_views")
                 with connection.cursor() as cursor:
                     cursor.execute(
                         "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid))"
