@@ -245,9 +245,7 @@ def assert_nothing_is_lost_and_nothing_closed_twice(
     return {"closed": len(closed), "repeated": len(arrived) - len(events)}
 
 
-def backends(
-    process: "subprocess.Popen[bytes]", *, writing: str
-) -> dict[int, str | None]:
+def backends(process: "subprocess.Popen[bytes]", *, writing: str) -> dict[int, str | None]:
     """Return a process's backends in PostgreSQL, each with its transaction if it writes a table."""
     links = psutil.Process(process.pid).net_connections("tcp")
     with connection.cursor() as cursor:
