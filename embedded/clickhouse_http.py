@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -275,14 +276,21 @@ def run(connection: Connection, query: Query) -> Answer:
 
 
 def run_insert(connection: Connection, insert: re.Match[bytes], sql: bytes) -> Answer:
-    """Insert the rows that follow the statement."""
-    with connection.send_insert(insert["into"].decode(), insert["format"].decode()) as inserter:
-        inserter.append(sql[insert.end() :])
-        result = inserter.finish()
-    summary = {
-        "written_rows": str(result.rows_written),
-        "written_bytes": str(result.bytes_written),
-        "elapsed_ns": str(int(result.elapsed * 1e9)),
+    """Insert the rows that follow the statement.
+
+    Out of a file: chDB's streaming insert keeps to itself what fails while rows are written, such
+    as a violated constraint, and calls the insert done; rows within the statement end at the first
+    byte that is a newline.
+    """
+    with tempfile.NamedTemporaryFile(prefix="insert-") as file:
+        file.write(memoryview(sql)[insert.end() :])
+        file.flush()
+        into, format_name = insert["into"].decode(), insert["format"].decode()
+        statement = f"{into} FROM INFILE '{file.name}' FORMAT {format_name}"
+        result = connection.query(statement, "TabSeparated")
+    summary = summary_of(result) | {
+        "written_rows": str(result.rows_written()),
+        "written_bytes": str(result.bytes_written()),
     }
     return Answer(None, iter([]), summary)
 

@@ -192,6 +192,18 @@ def test_clients_see_the_code_of_an_error(client: Client, table: str) -> None:
     assert client.command(f"SELECT count() FROM {table}") == 0
 
 
+def test_an_insert_that_fails_while_its_rows_are_written_is_an_error(client: Client) -> None:
+    client.command(
+        "CREATE TABLE guarded (id UInt32, CONSTRAINT chk_id CHECK id < 200)"
+        " ENGINE = MergeTree PARTITION BY id ORDER BY id"
+    )
+    for ids, code in (([200], 469), (list(range(101)), 252)):
+        with pytest.raises(DatabaseError) as caught:
+            client.insert("guarded", [[each] for each in ids], column_names=["id"])
+        assert caught.value.code == code
+    assert client.command("SELECT count() FROM guarded") == 0
+
+
 def test_settings_and_database_of_a_request_end_with_it(server: Server, client: Client) -> None:
     assert client.command("SELECT getSetting('max_threads')", settings={"max_threads": 3}) == 3
     assert client.command("SELECT getSetting('max_threads')") != 3
