@@ -7,7 +7,8 @@ NAME ?= closer
 
 # What the tools that only read the code need of an environment; nothing connects to it.
 DUMMY := PINACTIVITY_DEVELOPMENT=true DATABASE_URL=postgresql://nobody@127.0.0.1:1/nothing \
-	REDIS_URL=redis://127.0.0.1:1/0 KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:1
+	REDIS_URL=redis://127.0.0.1:1/0 KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:1 \
+	CLICKHOUSE_URL=http://127.0.0.1:1
 
 SCHEMA = $(DUMMY) $(BIN)/python manage.py spectacular --fail-on-warn --validate
 

@@ -83,7 +83,13 @@ class System:
         self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])
         self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "2", "-n", "relay@%h"])
         self._spawn("worker-maintenance", [*worker, "-Q", "maintenance", "-c", "1", "-n", "m@%h"])
-        consumers = ("signed-in", "view-stats")
+        consumers = (
+            "signed-in",
+            "view-stats",
+            "dev-stats-session-ended",
+            "dev-stats-property-object-view-ended",
+            "dev-stats-property-objects",
+        )
         self._spawn("consumers", [sys.executable, "manage.py", "consume", *consumers])
         self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / "beat-schedule")])
 

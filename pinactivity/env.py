@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, overload
+from urllib.parse import urlsplit
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
@@ -104,6 +105,18 @@ class Environment(FileAwareEnv):
             self.fault(name, f"Must be one of {', '.join(among)}.")
             return default
         return value
+
+    def http_address(self, name: str) -> str:
+        """Read a required http:// or https:// URL with a host."""
+        text: str | None = self.str(name)
+        try:
+            parts = urlsplit(text or "")
+            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            sound = False
+        if text is not None and not sound:
+            self.fault(name, "Must be http://user:password@host:port/, or https.")
+        return text or ""
 
     def database(self, name: str, *, session: Mapping[str, str | timedelta]) -> dict[str, Any]:
         """Read a PostgreSQL URL into Django's form; `session` are its connections' parameters.

@@ -58,11 +58,14 @@ def describe_fault(fault: BaseException) -> dict[str, str]:
     """Describe an exception for a log line or a row.
 
     Returns:
-        {"errorClass": .., "sqlstate": .., "constraint": ..}; absent parts are left out.
+        {"errorClass": .., "sqlstate": .., "constraint": .., "code": ..}; absent parts are left
+        out. The code is ClickHouse's number.
     """
     parts = {"errorClass": type(fault).__qualname__}
     if code := sqlstate(fault):
         parts["sqlstate"] = code
     if name := constraint(fault):
         parts["constraint"] = name
+    if isinstance(number := getattr(fault, "code", None), int):
+        parts["code"] = str(number)
     return parts

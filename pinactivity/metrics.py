@@ -140,3 +140,41 @@ CONSUMER_LAG = Gauge(
     "Messages that wait in the partitions of this process behind what it has read.",
     ["group"],
 )
+
+# -- dev-stats: names of the specification ---------------------------------------------------
+
+DEV_STATS = ConsumerMetrics(
+    batch_size=Histogram(
+        "dev_stats_ingest_batch_size",
+        "Rows that a flush wrote.",
+        ["group"],
+        buckets=(1, 10, 50, 100, 250, 500, 750, 1000),
+    ),
+    retries=Counter(
+        "dev_stats_ingest_retries_total", "Times that a batch was kept for a retry.", ["group"]
+    ),
+    dead_lettered=Counter(
+        "dev_stats_dlq_total",
+        "Messages that the dead-letter topic acknowledged, by reason.",
+        ["group", "reason"],
+    ),
+    oldest_unstored=Gauge(
+        "dev_stats_oldest_unstored_seconds",
+        "Age by header CreatedAt of the oldest message read but not committed, else 0.",
+        ["group"],
+    ),
+)
+DEV_STATS_SESSION_FACTS_INGESTED = Counter(
+    "dev_stats_session_facts_ingested_total",
+    "Rows added to session_facts, those added again included.",
+)
+DEV_STATS_VIEW_FACTS_INGESTED = Counter(
+    "dev_stats_property_object_view_facts_ingested_total",
+    "Rows added to property_object_view_facts, those added again included.",
+)
+DEV_STATS_INGEST_LAG = Histogram(
+    "dev_stats_ingest_lag_seconds",
+    "From the event's header CreatedAt to the insert's acknowledgement.",
+    ["group"],
+    buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 900, 3600, 86_400),
+)

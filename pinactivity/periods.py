@@ -30,7 +30,7 @@ def parse_period(query: Mapping[str, str]) -> Period:
     for name in ("From", "To"):
         if name in query:
             try:
-                bounds[name] = _parse(query[name])
+                bounds[name] = parse_moment(query[name])
             except ValueError:
                 errors[name] = ["Must be a date, or an ISO 8601 time with an offset."]
     period = Period(bounds.get("From"), bounds.get("To"))
@@ -41,7 +41,12 @@ def parse_period(query: Mapping[str, str]) -> Period:
     return period
 
 
-def _parse(text: str) -> datetime:
+def parse_moment(text: str) -> datetime:
+    """Read a date, which is its midnight in UTC, or an ISO 8601 time with an offset.
+
+    Raises:
+        ValueError: it is neither.
+    """
     if _DATE.fullmatch(text):
         return datetime.fromisoformat(text).replace(tzinfo=UTC)
     return parse_time(text)

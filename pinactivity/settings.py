@@ -12,6 +12,7 @@ from celery.schedules import BaseSchedule, crontab, schedule
 from environs import validate
 from kombu import Queue
 
+from devstats.options import DevStatsOptions
 from outbox.options import OutboxOptions
 from pinactivity.env import Environment
 from pinactivity.kafka.options import ConsumerOptions
@@ -79,6 +80,15 @@ VIEW_STATS = env.options(
     "VIEW_STATS", ViewStatsOptions, seen_kept=env.time_span("VIEW_STATS_SEEN_KEPT")
 )
 
+DEV_STATS = env.options(
+    "DEV_STATS",
+    DevStatsOptions,
+    batch_size=env.int("DEV_STATS_BATCH_SIZE", default=None),
+    flush_interval=env.time_span("DEV_STATS_FLUSH_INTERVAL"),
+    storage_timeout=env.time_span("DEV_STATS_STORAGE_TIMEOUT"),
+    cluster=env.str("DEV_STATS_CLUSTER", default=None),
+)
+
 RATE_LIMITS = env.options(
     "RATE_LIMIT",
     RateLimitOptions,
@@ -142,6 +152,13 @@ CONSUMER = env.options(
     session_timeout=env.time_span("CONSUMER_SESSION_TIMEOUT"),
 )
 
+# -- ClickHouse: facts that a lost or repeated message cannot spoil -----------------------------
+
+CLICKHOUSE_URL = env.http_address("CLICKHOUSE_URL")
+# An insert is tried twice by its client, and nothing polls meanwhile.
+if 3 * DEV_STATS.storage_timeout > CONSUMER.max_poll_interval:
+    env.fault("DEV_STATS_STORAGE_TIMEOUT", "Must be at most a third of CONSUMER_MAX_POLL_INTERVAL.")
+
 # -- Celery: Redis is its broker and nothing else ------------------------------------------
 
 CELERY_BROKER_URL = env.str("REDIS_URL", validate=FILLED)
@@ -199,6 +216,7 @@ INSTALLED_APPS = [
     "sessions",
     "views",
     "outbox",
+    "devstats",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",

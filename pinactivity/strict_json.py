@@ -37,7 +37,10 @@ def loads(document: bytes) -> Any:
         raise InvalidJSON("Is nested too deep.") from None
     except ValueError:
         raise InvalidJSON("Is not valid JSON.") from None
-    _walk(value, 0)
+    # The decoder refuses a bare NUL, and UTF-8 has no surrogates: they come as escapes only. Nor
+    # is there a level without a bracket.
+    if b"\\u" in document or document.count(b"{") + document.count(b"[") > MAX_DEPTH:
+        _walk(value, 0)
     return value
 
 

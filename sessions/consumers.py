@@ -70,7 +70,7 @@ register(
         topics=(USER_SIGNED_IN,),
         group="user-activity-identity-signed-in",
         handler=SignedInHandler,
-        limits=BatchLimits(rows=100, age=timedelta(0)),
+        limits=lambda: BatchLimits(rows=100, age=timedelta(0)),
         one_by_one=True,
     )
 )

@@ -1,14 +1,15 @@
 """Reads on sessions and closer runs: bounded, by an index, no counts of whole tables."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from django.db.models import Count, DateTimeField, F, Func, Max, Sum, Value
+from django.db.models import Count, DateTimeField, F, Func, Max, Q, QuerySet, Sum, Value
 
 from pinactivity.clock import statement_time
 from pinactivity.pages import Page, take
-from sessions.lifecycle import RunOutcome
+from sessions.lifecycle import RunOutcome, Status
 from sessions.models import ActivityCloserRun, Session
 from views.models import PropertyObjectView
 
@@ -99,3 +100,25 @@ def closer_history(*, now: datetime | None = None) -> list[RunsOfStep]:
 def sessions_of_user(user_id: UUID, page: Page) -> tuple[list[Session], str | None]:
     """Return a page of a user's sessions, the newest first, and the next page's cursor."""
     return take(Session.objects.filter(user_id=user_id), page)
+
+
+def ended_sessions(*, since: datetime, until: datetime) -> "QuerySet[Session]":
+    """Return the sessions that ended at `since` or later and before `until`, in no order."""
+    return Session.objects.filter(
+        status=Status.INACTIVE.value, ended_at__gte=since, ended_at__lt=until
+    )
+
+
+def ended_session_chunks(
+    *, since: datetime, until: datetime, size: int = 1000
+) -> Iterator[list[Session]]:
+    """Yield them in the order of their ends, `size` at a time.
+
+    Each chunk is a statement of its own: a cursor held open for hours would keep dead rows.
+    """
+    rows = ended_sessions(since=since, until=until).order_by("ended_at", "id")
+    after = Q()
+    while chunk := list(rows.filter(after)[:size]):
+        last = chunk[-1]
+        after = Q(ended_at__gte=last.ended_at) & (Q(ended_at__gt=last.ended_at) | Q(id__gt=last.id))
+        yield chunk

@@ -39,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="small",
         help="full takes the design's numbers in tests/acceptance/test_closer_chaos.py",
     )
+    parser.addoption(
+        "--dev-stats-scale",
+        choices=("small", "full"),
+        default="small",
+        help="full takes minutes of outages in tests/integration/test_dev_stats_ingest.py",
+    )
 
 
 @pytest.fixture
@@ -113,3 +119,22 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     monkeypatch.setattr("pinactivity.tracing.tracer", provider.get_tracer("tests"))
     yield exporter
     provider.shutdown()
+
+
+@pytest.fixture(scope="session")
+def _clickhouse_tables() -> None:
+    from tests.dev_stats import make_tables  # noqa: PLC0415 - needs settings
+
+    make_tables()
+
+
+@pytest.fixture
+def clickhouse(_clickhouse_tables: None) -> Iterator[Any]:
+    """A connection to ClickHouse that may do everything; dev-stats' tables are empty."""
+    from devstats.clickhouse import connect_writer  # noqa: PLC0415 - needs settings
+    from tests.dev_stats import clear_tables  # noqa: PLC0415 - needs settings
+
+    client = connect_writer()
+    clear_tables(client)
+    yield client
+    client.close()

@@ -246,7 +246,7 @@ class Bench:
                 topics=(self.topic,),
                 group=self.group,
                 handler=lambda: handler,
-                limits=BatchLimits(rows=rows, age=timedelta(seconds=age)),
+                limits=lambda: BatchLimits(rows=rows, age=timedelta(seconds=age)),
                 one_by_one=one_by_one,
             ),
             open_source=open_source

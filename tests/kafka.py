@@ -65,7 +65,12 @@ def publish_outbox() -> None:
 
 
 def skip_to_end(topics: tuple[str, ...], group: str) -> None:
-    """Let a group go on at the end of its topics; waits until killed members are forgotten."""
+    """Let a group go on at the end of its topics."""
+    go_on_from(topics, group, datetime.now(UTC) + timedelta(days=1))
+
+
+def go_on_from(topics: tuple[str, ...], group: str, since: datetime) -> None:
+    """Let a group go on at a time; waits until killed members are forgotten."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -73,7 +78,7 @@ def skip_to_end(topics: tuple[str, ...], group: str) -> None:
                 bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
                 topics=topics,
                 group=group,
-                since=datetime.now(UTC) + timedelta(days=1),
+                since=since,
             )
         except GroupBusy:
             assert time.monotonic() < deadline, f"{group} has members"

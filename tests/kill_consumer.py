@@ -1,4 +1,4 @@
-"""Kills a consumer of view statistics many times: `python -m tests.kill_consumer --help`.
+"""Kills a consumer many times: `python -m tests.kill_consumer --help`.
 
 A killed member keeps its partitions until the broker misses it, which takes seconds. So the
 members here are forked off a process that has loaded everything, and have their partitions
@@ -75,34 +75,36 @@ class NoDeadLetters:
         pass
 
 
-def make_consumer(source: AssignedSource, topic: str, group: str, *, rows: int) -> Consumer:
+def make_consumer(
+    source: AssignedSource, name: str, topic: str, group: str, *, rows: int
+) -> Consumer:
     spec = replace(
-        registered_consumers()["view-stats"],
+        registered_consumers()[name],
         topics=(topic,),
         group=group,
-        limits=BatchLimits(rows=rows, age=timedelta(0)),
+        limits=lambda: BatchLimits(rows=rows, age=timedelta(0)),
     )
     return Consumer(
         spec, open_source=lambda: source, publisher=NoDeadLetters(), options=settings.CONSUMER
     )
 
 
-def consume_until_killed(topic: str, group: str, *, ready: int, dies: bool) -> NoReturn:
+def consume_until_killed(name: str, topic: str, group: str, *, ready: int, dies: bool) -> NoReturn:
     source = AssignedSource(topic, group, dies=dies)
     source.start_again_at_the_end()
-    consumer = make_consumer(source, topic, group, rows=random.randint(1, 50))
+    consumer = make_consumer(source, name, topic, group, rows=random.randint(1, 50))
     os.write(ready, b".")
     consumer.run(lambda: False)
     raise AssertionError("it ended by itself")
 
 
-def kill_one(topic: str, group: str, *, between_commits: bool, longest: float) -> None:
+def kill_one(name: str, topic: str, group: str, *, between_commits: bool, longest: float) -> None:
     """Fork a member and see it killed: by itself before it commits, or by us at any moment."""
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            consume_until_killed(topic, group, ready=tell, dies=between_commits)
+            consume_until_killed(name, topic, group, ready=tell, dies=between_commits)
         finally:
             os._exit(1)
     os.close(tell)
@@ -121,6 +123,7 @@ def main() -> None:
     parser.add_argument("topic")
     parser.add_argument("group")
     parser.add_argument("moment", choices=[ANY_MOMENT, BETWEEN_COMMITS])
+    parser.add_argument("--consumer", default="view-stats", metavar="NAME")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--longest", type=float, default=0.2, help="Seconds to a kill.")
     arguments = parser.parse_args()
@@ -130,6 +133,7 @@ def main() -> None:
     began = time.monotonic()
     for _ in range(arguments.kills):
         kill_one(
+            arguments.consumer,
             arguments.topic,
             arguments.group,
             between_commits=arguments.moment == BETWEEN_COMMITS,
@@ -138,7 +142,9 @@ def main() -> None:
     print(f"{arguments.kills} kills in {time.monotonic() - began:.0f} s", flush=True)  # noqa: T201 - its output
 
     source = AssignedSource(arguments.topic, arguments.group, dies=False)
-    consumer = make_consumer(source, arguments.topic, arguments.group, rows=1000)
+    consumer = make_consumer(
+        source, arguments.consumer, arguments.topic, arguments.group, rows=1000
+    )
     while not source.is_at_end():
         consumer.run_once()
     consumer.close()

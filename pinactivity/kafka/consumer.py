@@ -11,11 +11,10 @@ by the handler or acknowledged by the dead-letter topic. Handlers are therefore 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
-from uuid import UUID
 
 import structlog
 from django.db import DataError, close_old_connections, connections
@@ -23,13 +22,14 @@ from django.utils.module_loading import autodiscover_modules
 from kafka.errors import KafkaError
 from opentelemetry.context import Context
 
-from pinactivity import metrics, strict_json, tracing
+from pinactivity import metrics, tracing
 from pinactivity.faults import describe_fault
 from pinactivity.ids import parse_id
 from pinactivity.kafka.batch import Batch, BatchLimits
 from pinactivity.kafka.dead_letters import dead_letter
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import Publisher
+from pinactivity.kafka.record import Poison, Record
 from pinactivity.kafka.source import CommitRefused, Partition, RawRecord, Source
 from pinactivity.times import parse_time
 
@@ -71,57 +71,12 @@ _WORK_SECONDS = 30.0
 """Of work between two polls: well below every sensible max_poll_interval."""
 
 
-class Poison(Exception):
-    """This message can never be handled: to the dead-letter topic with it.
-
-    Args:
-        reason: A short code for `dlq-reason`, log and metric ("session-id-missing"); never
-            a value of the message.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
-
-
 class SlowDown(Exception):
     """Not now: keep the batch, wait (1 s to 60 s), flush it again. No offset moves."""
 
 
 class SinkUnavailable(SlowDown):
     """The storage that the handler writes to is away; not the messages' fault."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One message as the handler gets it: bytes outside, our headers strictly decoded."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes
-    message_id: UUID
-    """Of the header MessageId: the SourceEventId of the specification."""
-    created_at: datetime
-    """Of the header CreatedAt, aware; the broker's timestamp when absent or unreadable."""
-    correlation_id: UUID
-    """Of the header CorrelationId, else the MessageId."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def payload(self) -> dict[str, Any]:
-        """Decode the value: one JSON object, as strict as `pinactivity.strict_json`.
-
-        Raises:
-            Poison: `value-not-json` or `value-not-an-object`.
-        """
-        try:
-            payload = strict_json.loads(self.value)
-        except strict_json.InvalidJSON:
-            raise Poison("value-not-json") from None
-        if not isinstance(payload, dict):
-            raise Poison("value-not-an-object")
-        return payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +128,7 @@ class ConsumerSpec:
         topics: Read with one group; each has its dead-letter topic `<topic>.<group>.dlq`.
         group: The consumer group.
         handler: Makes the handler, in the thread that will use it.
-        limits: Of a batch.
+        limits: Of a batch; asked when the consumer is made, since they may be settings.
         one_by_one: `flush` gets one entry a call: one transaction a message. Offsets are still
             committed once a batch.
         extra_metrics: Fed besides the loop's own, for consumers whose specification names them.
@@ -183,7 +138,7 @@ class ConsumerSpec:
     topics: tuple[str, ...]
     group: str
     handler: Callable[[], Handler[Any]]
-    limits: BatchLimits = field(default_factory=BatchLimits)
+    limits: Callable[[], BatchLimits] = BatchLimits
     one_by_one: bool = False
     extra_metrics: tuple[metrics.ConsumerMetrics, ...] = ()
 
@@ -311,7 +266,7 @@ class Consumer:
         self._clock = clock
         self._handler: Handler[Any] | None = None
         self._source: Source | None = None
-        self._batch: Batch[_Taken] = Batch(spec.limits, clock=clock)
+        self._batch: Batch[_Taken] = Batch(spec.limits(), clock=clock)
         self._poison_in_a_row = 0
         self._limit_reached = False
         self._failures = 0
@@ -448,10 +403,14 @@ class Consumer:
         taken = _Taken(raw, _State.DECODED)
         try:
             taken.record = record = _read_record(raw, raw.value)
-            with tracing.continued_span(
-                "consume", record.headers, self._attributes(raw)
-            ) as context:
-                taken.context = context
+            # Reading the trace takes as long as a third of the decoding, and serves nobody else.
+            if self.spec.one_by_one or tracing.are_spans_sent():
+                with tracing.continued_span(
+                    "consume", record.headers, self._attributes(raw)
+                ) as context:
+                    taken.context = context
+                    taken.row = self._made_handler.decode(record)
+            else:
                 taken.row = self._made_handler.decode(record)
         except Poison as fault:
             taken.condemn(fault.reason)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from pinactivity.ids import parse_id
-from pinactivity.kafka.consumer import Poison, Record
+from pinactivity.kafka.record import Poison, Record
 from pinactivity.times import parse_time
 
 Value = TypeVar("Value")
@@ -44,6 +44,34 @@ class Payload:
         """
         return self._read(name, parse_time)
 
+    def text(self, name: str, *, most: int) -> str:
+        """Read a string of 1 to `most` characters.
+
+        Raises:
+            Poison: missing, null, empty, longer, or no string.
+        """
+
+        def parse(value: object) -> str:
+            if not isinstance(value, str) or not 1 <= len(value) <= most:
+                raise ValueError(f"Must be a string of 1 to {most} characters.")
+            return value
+
+        return self._read(name, parse)
+
+    def nested(self, name: str) -> dict[str, Any]:
+        """Read a JSON object.
+
+        Raises:
+            Poison: missing, null, or no object.
+        """
+
+        def parse(value: object) -> dict[str, Any]:
+            if not isinstance(value, dict):
+                raise ValueError("Must be an object.")  # noqa: TRY004 - as the other parsers do
+            return value
+
+        return self._read(name, parse)
+
     def whole_number(self, name: str, *, most: int) -> int:
         """Read a whole number from 0 to `most`.
 
@@ -60,10 +88,11 @@ class Payload:
         return self._read(name, parse)
 
     def _read(self, name: str, parse: Callable[[object], Value]) -> Value:
-        if not self.has(name):
+        value = self._fields.get(name.lower())
+        if value is None:
             raise Poison(f"{_kebab(name)}-missing")
         try:
-            return parse(self._fields[name.lower()])
+            return parse(value)
         except ValueError:
             raise Poison(f"{_kebab(name)}-invalid") from None
 

@@ -1,9 +1,10 @@
 """A whole run in real processes leaves no trace of a device but where the contracts put it.
 
 Address and User-Agent stay in PostgreSQL: with their session, and the address besides in the
-counters of the rate limits. The AnonymousId is in rows, in payloads of events and in answers to
-its own device (design, section 13). Everything else that leaves a process is searched for them:
-logs, PostgreSQL's own included, /metrics, exported spans, Kafka's keys and headers, `last_error`.
+counters of the rate limits. The AnonymousId is in rows, in facts, in payloads of events and in
+answers to its own device (design, section 13). Everything else that leaves a process is searched
+for them: logs, PostgreSQL's own included, /metrics, exported spans, Kafka's keys and headers,
+`last_error`.
 """
 
 import http.client
@@ -23,6 +24,7 @@ from uuid import UUID
 
 import jwt
 import pytest
+from clickhouse_connect.driver.client import Client
 from cryptography.hazmat.primitives.asymmetric import rsa
 from django.conf import settings
 from django.db import connection
@@ -45,6 +47,8 @@ from pinactivity.kafka.topics import (
 )
 from pinactivity.times import iso_utc
 from sessions.models import ActivityCloserRun, Session
+from tests.dev_stats import SESSIONS, VIEWS, count_rows, rows_of
+from tests.dev_stats import TABLES as FACTS_TABLES
 from tests.integration.test_api import BEAT, OPEN, START, view_beat
 from tests.integration.test_auth import pem
 from tests.integration.test_browser import LINK
@@ -55,7 +59,7 @@ from views.models import PropertyObjectViewStatsSeen
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
-CONSUMERS = ("signed-in", "view-stats")
+CONSUMERS = ("signed-in", "view-stats", SESSIONS, VIEWS)
 ADDRESSES = ("198.51.100.77", "2001:db8:77::abcd", "127.77.66.55")
 """Of devices: by X-Forwarded-For, of either version, and by the socket."""
 UNCLOSABLE, UNLINKABLE, UNSTORABLE = "Unclosable", "Unlinkable", "Unstorable"
@@ -347,7 +351,7 @@ def metric(process: Process, name: str) -> float:
 
 
 def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
-    tmp_path: Path, readers: dict[str, TopicReader], refusals: None
+    tmp_path: Path, readers: dict[str, TopicReader], refusals: None, clickhouse: Client
 ) -> None:
     postgres_log = os.environ.get("EMBEDDED_POSTGRES_LOG")
     logged_before = Path(postgres_log).stat().st_size if postgres_log else 0
@@ -375,6 +379,7 @@ def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
             ACTIVITY_CLOSER_POLLING_INTERVAL="00:00:01",
             CONSUMER_SESSION_TIMEOUT="00:00:06",
             RATE_LIMIT_HEARTBEATS="3",
+            DEV_STATS_FLUSH_INTERVAL="00:00:01",
         ) as processes,
     ):
         web, proxied = processes["web"], processes["web behind a proxy"]
@@ -413,7 +418,7 @@ def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
         linked = Session.objects.filter(id=late_session, user_id__isnull=False)
         wait_until(linked.exists, what="the link after the retry")
         wait_until(
-            lambda: metric(consumer, "kafka_consumer_dead_lettered_total") >= 2,
+            lambda: metric(consumer, "kafka_consumer_dead_lettered_total") >= 3,
             what="the dead letters",
         )
 
@@ -427,6 +432,14 @@ def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
         wait_until(lambda: not OutboxMessage.objects.pending().exists(), what="the deliveries")
         views = PropertyObjectViewStatsSeen.objects
         wait_until(lambda: views.count() == 4, what="the statistics")
+        closed = Session.objects.filter(status="Inactive").count()
+        wait_until(
+            lambda: (
+                count_rows(clickhouse) >= closed
+                and count_rows(clickhouse, "property_object_view_facts") >= 4
+            ),
+            what="the facts",
+        )
         run = failed.latest("started_at")
         wait_until(lambda: str(run.id) in spans.text, what="the spans")
 
@@ -443,6 +456,9 @@ def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
     errors = OutboxMessage.objects.exclude(last_error="").values_list("last_error", flat=True)
     channels["last_error"] = "\n".join(errors)
     channels |= tables()
+    channels["facts"] = "\n".join(
+        str(row) for table in FACTS_TABLES for row in rows_of(clickhouse, table)
+    )
     if postgres_log:
         with Path(postgres_log).open("rb") as log:
             log.seek(logged_before)
@@ -458,6 +474,7 @@ def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
     assert find("chk_refuse_starting", channels) == of_postgresql | logs("web")
     assert find(run.id, channels) >= logs("closer") | {"spans", "table activity_closer_runs"}
     assert find(stuck_session, channels) >= logs("closer") | {"table sessions"}
+    assert find(late_session, channels) >= {"table sessions", "facts", "payloads of kafka"}
     assert find("MessageSizeTooLargeError", channels) >= logs("relay") | {"last_error"}
     assert find("dlq-reason", channels) == {"keys and headers of dead letters"}
     closed_by = ActivityCloserRun.objects.filter(closed_sessions__gt=0)
@@ -479,6 +496,7 @@ def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
         assert places <= {
             "payloads of kafka",
             "payloads of dead letters",
+            "facts",
             "table sessions",
             "table outbox_messages",
             "table rate_limit_windows",

@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from clickhouse_connect.driver.client import Client
 from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection
 
+from devstats.options import DevStatsOptions
 from outbox.models import OutboxMessage
 from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.locks import REPLAY, advisory_lock
@@ -18,7 +20,8 @@ from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
 from tests.acceptance import oracle
 from tests.consuming import drive, real_consumer
-from tests.kafka import publish_outbox, skip_to_end
+from tests.dev_stats import SESSIONS, VIEWS, count_rows, read_sessions, stop_merges
+from tests.kafka import go_on_from, publish_outbox, skip_to_end
 from views.models import (
     PropertyObjectView,
     PropertyObjectViewStats,
@@ -84,21 +87,25 @@ def rows_in_postgres() -> tuple[set[Any], set[Any]]:
 
 
 @pytest.fixture
-def _stats_from_here(kafka_topics: None) -> None:
-    """The statistics' consumer is to read this test's events only."""
-    spec = registered_consumers()["view-stats"]
-    skip_to_end(spec.topics, spec.group)
+def _consumers_from_here(kafka_topics: None) -> None:
+    """The consumers of statistics are to read this test's events only."""
+    for name in ("view-stats", SESSIONS, VIEWS):
+        spec = registered_consumers()[name]
+        skip_to_end(spec.topics, spec.group)
 
 
-@pytest.mark.usefixtures("_stats_from_here")
+@pytest.mark.usefixtures("_consumers_from_here")
 @pytest.mark.parametrize("minutes", [pytest.param(12, marks=pytest.mark.kafka), 10])
 def test_shipped_visits_become_exactly_the_predicted_rows_and_events(
     minutes: int,
     settings: Any,
     read_topic: Callable[[str], list[Any]],
+    clickhouse: Client,
 ) -> None:
+    began = datetime.now(UTC)
     threshold = timedelta(minutes=minutes)
     settings.ACTIVITY_CLOSER = ActivityCloserOptions(inactivity_threshold=threshold)
+    settings.DEV_STATS = DevStatsOptions(flush_interval=timedelta(milliseconds=200))
     expected = oracle.predict(oracle.read_visits(VISITS), start=START, threshold=threshold)
 
     summary = replay()
@@ -123,6 +130,74 @@ def test_shipped_visits_become_exactly_the_predicted_rows_and_events(
 
     consume_view_stats(count=len(views))
     assert_stats_are(expected)
+
+    stop_merges(clickhouse)
+    for _ in range(2):  # the second time both topics are read again
+        consume_facts(clickhouse, expected, since=began)
+        assert_facts_are(clickhouse, expected)
+
+
+def consume_facts(
+    clickhouse: Client, expected: list[oracle.ExpectedSession], *, since: datetime
+) -> None:
+    """Let dev-stats read what was published since then, once more if it has before."""
+    for name, table, count in (
+        (SESSIONS, "session_facts", len(expected)),
+        (VIEWS, "property_object_view_facts", oracle.view_totals(expected).count),
+    ):
+        spec = registered_consumers()[name]
+        go_on_from(spec.topics, spec.group, since)
+        wanted = count_rows(clickhouse, table) + count
+        consumer = real_consumer(name)
+        drive(consumer, lambda table=table, wanted=wanted: count_rows(clickhouse, table) >= wanted)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        consumer.close()
+
+
+def assert_facts_are(clickhouse: Client, expected: list[oracle.ExpectedSession]) -> None:
+    """What readers count, by every field, is what the oracle predicts and the events say."""
+    message_ids = {key: str(m) for key, m in OutboxMessage.objects.values_list("key", "message_id")}
+    sessions = clickhouse.query(
+        "SELECT DISTINCT FactId, toString(SessionId), toString(AnonymousId), UserId, StartedAt,"
+        " EventTime, LastActivityAt, DurationSeconds, ViewerKind FROM session_facts"
+    ).result_rows
+    assert sorted(map(tuple, sessions)) == sorted(
+        (
+            message_ids[session_id],
+            session_id,
+            payload["AnonymousId"],
+            None,
+            *(datetime.fromisoformat(payload["CreatedAt"]),) * 2,
+            datetime.fromisoformat(payload["LastActivityAt"]),
+            payload["DurationSeconds"],
+            "Guest",
+        )
+        for session_id, payload in predicted_session_payloads(expected).items()
+    )
+    views = clickhouse.query(
+        "SELECT DISTINCT FactId, toString(PropertyObjectViewId), toString(PropertyObjectId),"
+        " toString(SessionId), toString(AnonymousId), UserId, ViewSource, EventTime,"
+        " LastActivityAt, DurationSeconds, FilterSnapshot, ViewerKind"
+        " FROM property_object_view_facts"
+    ).result_rows
+    assert sorted(map(tuple, views)) == sorted(
+        (
+            message_ids[view_id],
+            view_id,
+            payload["PropertyObjectId"],
+            payload["SessionId"],
+            payload["AnonymousId"],
+            None,
+            payload["ViewSource"],
+            datetime.fromisoformat(payload["ViewedAt"]),
+            datetime.fromisoformat(payload["LastActivityAt"]),
+            payload["DurationSeconds"],
+            "",
+            "Guest",
+        )
+        for view_id, payload in predicted_view_payloads(expected).items()
+    )
+    totals = oracle.session_totals(expected)
+    assert read_sessions(clickhouse) == (totals.count, totals.total_seconds)
 
 
 def consume_view_stats(*, count: int) -> None:

@@ -44,6 +44,6 @@ register(
         topics=(os.environ["ECHO_TOPIC"],),
         group=os.environ["ECHO_GROUP"],
         handler=EchoHandler,
-        limits=BatchLimits(rows=1000, age=timedelta(seconds=float(os.environ["ECHO_AGE"]))),
+        limits=lambda: BatchLimits(rows=1000, age=timedelta(seconds=float(os.environ["ECHO_AGE"]))),
     )
 )

@@ -27,7 +27,7 @@ from sessions.models import Session
 from tests.factories import silent_session
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
-SERVERS = ("DATABASE_URL", "REDIS_URL", "KAFKA_BOOTSTRAP_SERVERS")
+SERVERS = ("DATABASE_URL", "REDIS_URL", "KAFKA_BOOTSTRAP_SERVERS", "CLICKHOUSE_URL")
 CELERY = (sys.executable, "-m", "celery", "-A", "pinactivity.celery")
 ENTRY_POINTS = ("manage.py", "worker", "beat", "web")
 PATIENCE = 60.0
@@ -179,6 +179,11 @@ FAULTS = {
     "OUTBOX_SHARDS": "3",
     "OUTBOX_PUBLISHED_KEPT": "00:59:59",
     "VIEW_STATS_SEEN_KEPT": "89.00:00:00",
+    "CLICKHOUSE_URL": "tcp://default:hunter2-password@host:9000/",
+    "DEV_STATS_BATCH_SIZE": "1001",
+    "DEV_STATS_FLUSH_INTERVAL": "00:01:01",
+    "DEV_STATS_STORAGE_TIMEOUT": "00:00:00",
+    "DEV_STATS_CLUSTER": "it's",
     "CONSUMER_POISON_LIMIT": "-1",
     "CONSUMER_MAX_POLL_INTERVAL": "00:00:01",
     "CONSUMER_SESSION_TIMEOUT": "00:00:05",

@@ -104,7 +104,7 @@ def outcomes() -> dict[str, float]:
 def test_consumer_is_registered_under_its_group() -> None:
     spec = registered_consumers()["view-stats"]
     assert (spec.topics, spec.group) == ((PROPERTY_OBJECT_VIEW_ENDED,), GROUP)
-    assert (spec.limits.rows, spec.limits.age, spec.one_by_one) == (
+    assert (spec.limits().rows, spec.limits().age, spec.one_by_one) == (
         1000,
         timedelta(seconds=5),
         False,

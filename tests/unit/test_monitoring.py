@@ -17,7 +17,7 @@ ROOT = Path(settings.BASE_DIR)
 ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())
 TESTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts_test.yml").read_text())
 RULES = {rule["alert"]: rule for group in ALERTS["groups"] for rule in group["rules"]}
-METRIC = re.compile(r"\b(?:activity|outbox|kafka|django)_\w+")
+METRIC = re.compile(r"\b(?:activity|outbox|kafka|django|dev_stats)_\w+")
 
 
 def _expressions() -> Iterator[str]:

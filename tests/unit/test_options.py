@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from devstats.options import DevStatsOptions
 from outbox.options import OutboxOptions
 from pinactivity.errors import InvalidOptions
 from sessions.options import ActivityCloserOptions, ActivityRetentionOptions
@@ -208,3 +209,26 @@ def test_views_are_not_forgotten_while_their_events_still_count(kept: timedelta)
 
 def test_a_view_is_remembered_for_longer_than_its_event_counts() -> None:
     assert ViewStatsOptions().seen_kept - COUNTED_FOR >= timedelta(days=10)
+
+
+@pytest.mark.parametrize(
+    ("field", "valid", "invalid"),
+    [
+        ("batch_size", [1, 1000], [0, 1001, -1]),
+        ("flush_interval", [timedelta(0), MINUTE], [-STEP, MINUTE + STEP]),
+        ("storage_timeout", [SECOND, MINUTE], [SECOND - STEP, MINUTE + STEP]),
+        ("cluster", ["", "pin", "_a-1"], ["it's", "a b", "1a", "x" * 65]),
+    ],
+)
+def test_bounds_of_dev_stats(field: str, valid: list[Any], invalid: list[Any]) -> None:
+    for value in valid:
+        assert getattr(DevStatsOptions(**{field: value}), field) == value
+    for value in invalid:
+        with pytest.raises(InvalidOptions) as raised:
+            DevStatsOptions(**{field: value})
+        assert set(raised.value.faults) == {field}
+
+
+def test_defaults_of_dev_stats_are_the_specifications() -> None:
+    options = DevStatsOptions()
+    assert (options.batch_size, options.flush_interval) == (1000, 5 * SECOND)

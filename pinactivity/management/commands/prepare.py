@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 
 class Command(BaseCommand):
-    help = "Migrate, create the topics and, if asked, an admin user; harmless twice."
+    help = "Migrate both databases, create the topics and, if asked, an admin user; harmless twice."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
@@ -21,6 +21,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, admin: str | None, **options: Any) -> None:
         call_command("migrate", verbosity=options["verbosity"], stdout=self.stdout)
+        call_command("migrate_clickhouse", stdout=self.stdout)
         call_command("create_topics", stdout=self.stdout)
         if admin is None or User.objects.filter(username=admin).exists():
             return

@@ -1,0 +1,198 @@
+"""What ended, and whose objects are, from Kafka into ClickHouse (design, section 11)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from django.conf import settings
+
+from devstats.clickhouse import RowRefused, StorageUnavailable
+from devstats.dimension import find_versions
+from devstats.facts import (
+    FUTURE_TOLERANCE,
+    PropertyObject,
+    SessionFact,
+    ViewFact,
+    decode_property_object,
+    decode_session,
+    decode_view,
+    owned_by,
+)
+from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWriter, Row
+from pinactivity.kafka.consumer import (
+    BatchLimits,
+    ConsumerSpec,
+    Entry,
+    Poison,
+    Record,
+    SinkUnavailable,
+    register,
+)
+from pinactivity.kafka.topics import (
+    PROPERTY_OBJECT_CHANGED,
+    PROPERTY_OBJECT_VIEW_ENDED,
+    SESSION_ENDED,
+)
+from pinactivity.metrics import (
+    DEV_STATS,
+    DEV_STATS_INGEST_LAG,
+    DEV_STATS_SESSION_FACTS_INGESTED,
+    DEV_STATS_VIEW_FACTS_INGESTED,
+)
+
+Made = TypeVar("Made", bound=Row)
+
+_SESSION_ENDED_GROUP = "dev-stats-session-ended"
+_VIEW_ENDED_GROUP = "dev-stats-property-object-view-ended"
+_PROPERTY_OBJECTS_GROUP = "dev-stats-property-objects"
+
+
+class SessionFactsHandler:
+    """DevStatsSessionEndedConsumer: a row of `session_facts` for each ended session."""
+
+    def __init__(self) -> None:
+        self._writer = FactWriter()
+
+    def decode(self, record: Record) -> SessionFact:
+        """See `decode_session`."""
+        return decode_session(record)
+
+    def flush(self, entries: Sequence[Entry[SessionFact]]) -> None:
+        """Add the rows.
+
+        Raises:
+            Poison: a CreatedAt lies more than an hour ahead; ClickHouse refuses a row.
+            SinkUnavailable: ClickHouse is away.
+        """
+        with _sink():
+            latest = max(entry.row.event_time for entry in entries)
+            _refuse_future(self._writer, latest, "created-at-in-the-future")
+            rows = _distinct(entries)
+            self._writer.append(SESSION_FACTS, rows)
+        DEV_STATS_SESSION_FACTS_INGESTED.inc(len(rows))
+        _observe_lag(_SESSION_ENDED_GROUP, entries)
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._writer.close()
+
+
+class ViewFactsHandler:
+    """A row of `property_object_view_facts`, with its object's owner, for each ended view."""
+
+    def __init__(self) -> None:
+        self._writer = FactWriter()
+
+    def decode(self, record: Record) -> ViewFact:
+        """See `decode_view`."""
+        return decode_view(record)
+
+    def flush(self, entries: Sequence[Entry[ViewFact]]) -> None:
+        """Find the owners, once for all, and add the rows.
+
+        Raises:
+            Poison: a ViewedAt lies more than an hour ahead; ClickHouse refuses a row.
+            SinkUnavailable: ClickHouse is away.
+        """
+        with _sink():
+            latest = max(entry.row.event_time for entry in entries)
+            _refuse_future(self._writer, latest, "viewed-at-in-the-future")
+            rows = _distinct(entries)
+            versions = find_versions(
+                self._writer.client, [view.property_object_id for view in rows.values()]
+            )
+            owned = {
+                origin: owned_by(view, versions.get(view.property_object_id, ()))
+                for origin, view in rows.items()
+            }
+            self._writer.append(VIEW_FACTS, owned)
+        DEV_STATS_VIEW_FACTS_INGESTED.inc(len(rows))
+        _observe_lag(_VIEW_ENDED_GROUP, entries)
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._writer.close()
+
+
+class PropertyObjectsHandler:
+    """A row of `property_objects` for each change of an object's owner."""
+
+    def __init__(self) -> None:
+        self._writer = FactWriter()
+
+    def decode(self, record: Record) -> PropertyObject:
+        """See `decode_property_object`."""
+        return decode_property_object(record)
+
+    def flush(self, entries: Sequence[Entry[PropertyObject]]) -> None:
+        """Add the rows.
+
+        Raises:
+            Poison: a CreatedAt lies more than an hour ahead: it would win until then.
+            SinkUnavailable: ClickHouse is away.
+        """
+        with _sink():
+            latest = max(entry.row.updated_at for entry in entries)
+            _refuse_future(self._writer, latest, "updated-at-in-the-future")
+            rows = _distinct(entries)
+            self._writer.append(PROPERTY_OBJECTS, rows)
+        _observe_lag(_PROPERTY_OBJECTS_GROUP, entries)
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._writer.close()
+
+
+@contextmanager
+def _sink() -> Iterator[None]:
+    try:
+        yield
+    except RowRefused as fault:
+        raise Poison("row-refused") from fault
+    except StorageUnavailable as fault:
+        raise SinkUnavailable from fault.__cause__
+
+
+def _refuse_future(writer: FactWriter, latest: datetime, reason: str) -> None:
+    if not writer.is_past(latest - FUTURE_TOLERANCE):
+        raise Poison(reason)
+
+
+def _distinct(entries: Sequence[Entry[Made]]) -> dict[str, Made]:
+    """Return the rows by where they came from; of a repeated message the first."""
+    first = {entry.record.message_id: entry for entry in reversed(entries)}
+    return {
+        f"{record.topic}/{record.partition}/{record.offset}": entry.row
+        for entry in reversed(first.values())
+        for record in (entry.record,)
+    }
+
+
+def _observe_lag(group: str, entries: Sequence[Entry[Made]]) -> None:
+    now = datetime.now(UTC)
+    lag = DEV_STATS_INGEST_LAG.labels(group)
+    for entry in entries:
+        lag.observe(max((now - entry.record.created_at).total_seconds(), 0.0))
+
+
+def _limits() -> BatchLimits:
+    options = settings.DEV_STATS
+    return BatchLimits(rows=options.batch_size, age=options.flush_interval)
+
+
+for _group, _topic, _handler in (
+    (_SESSION_ENDED_GROUP, SESSION_ENDED, SessionFactsHandler),
+    (_VIEW_ENDED_GROUP, PROPERTY_OBJECT_VIEW_ENDED, ViewFactsHandler),
+    (_PROPERTY_OBJECTS_GROUP, PROPERTY_OBJECT_CHANGED, PropertyObjectsHandler),
+):
+    register(
+        ConsumerSpec(
+            name=_group,
+            topics=(_topic,),
+            group=_group,
+            handler=_handler,
+            limits=_limits,
+            extra_metrics=(DEV_STATS,),
+        )
+    )

@@ -1,0 +1,65 @@
+"""manage.py backfill_session_facts --from .. --to .."""
+
+from argparse import ArgumentParser
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error
+from tqdm import tqdm
+
+from devstats.facts import SessionFact, make_session_fact
+from devstats.management.storage import opened_writer
+from devstats.writer import SESSION_FACTS
+from pinactivity.faults import describe_fault
+from pinactivity.periods import parse_moment
+from sessions.models import Session
+from sessions.selectors import ended_session_chunks, ended_sessions
+
+
+class Command(BaseCommand):
+    help = (
+        "Add the facts of the sessions that PostgreSQL has, by when they ended: for events that"
+        " were lost, or that are older than their topic. Readers count a session that was consumed"
+        " too once. Harmless twice."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        bound = "A date (midnight UTC) or an ISO 8601 time with an offset; half-open."
+        parser.add_argument("--from", dest="since", type=parse_moment, required=True, help=bound)
+        parser.add_argument("--to", dest="until", type=parse_moment, required=True, help=bound)
+
+    def handle(self, *args: Any, since: datetime, until: datetime, **options: Any) -> None:
+        if since >= until:
+            raise CommandError("--from must be before --to.")
+        added = 0
+        try:
+            total = ended_sessions(since=since, until=until).count()
+            with (
+                opened_writer() as writer,
+                tqdm(total=total, desc="backfill", unit=" sessions", disable=None) as bar,
+            ):
+                for chunk in ended_session_chunks(since=since, until=until):
+                    facts = [_fact(session) for session in chunk]
+                    writer.append(SESSION_FACTS, {fact.fact_id: fact for fact in facts})
+                    added += len(chunk)
+                    bar.update(len(chunk))
+        except Error as fault:
+            raise CommandError(
+                f"PostgreSQL is away or busy ({describe_fault(fault)['errorClass']}). What was"
+                " written stays: run the command again."
+            ) from fault
+        self.stdout.write(f"{added} sessions added")
+
+
+def _fact(session: Session) -> SessionFact:
+    assert session.duration is not None  # it has ended
+    return make_session_fact(
+        fact_id=f"backfill:{session.id}",
+        session_id=session.id,
+        anonymous_id=session.anonymous_id,
+        user_id=session.user_id,
+        created_at=session.created_at,
+        last_activity_at=session.last_activity_at,
+        duration_seconds=session.duration // timedelta(seconds=1),
+    )

@@ -1,0 +1,93 @@
+"""manage.py load_property_objects FILE"""
+
+import csv
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from tqdm import tqdm
+
+from devstats.dimension import store_objects
+from devstats.facts import PropertyObject
+from devstats.management.storage import opened_writer
+from pinactivity.ids import parse_id
+from pinactivity.times import parse_time
+
+_REQUIRED = ["PropertyObjectId", "DeveloperId"]
+_OPTIONAL = ["BrandId", "UpdatedAt"]
+
+
+class UnreadableObjects(Exception):
+    """Say what is wrong with a file of property objects, and in which line."""
+
+
+class Command(BaseCommand):
+    help = (
+        "Load whose property objects are, from a CSV file with a heading: PropertyObjectId,"
+        " DeveloperId, and if wanted BrandId and UpdatedAt (from when on; now where it is empty)."
+        " Nothing is loaded of a file with a fault; what is known already is left out."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("file", type=Path)
+
+    def handle(self, *args: Any, file: Path, **options: Any) -> None:
+        try:
+            objects = read_objects(file)
+        except UnreadableObjects as fault:
+            raise CommandError(f"{file}: {fault}") from fault
+        except OSError as fault:
+            raise CommandError(f"{file} cannot be read: {type(fault).__name__}") from fault
+        with (
+            opened_writer() as writer,
+            tqdm(total=len(objects), desc="load", unit=" objects", disable=None) as bar,
+        ):
+            added = store_objects(writer, objects, advance=bar.update)
+        self.stdout.write(f"{added} loaded, {len(objects) - added} known already")
+
+
+def read_objects(path: Path) -> list[PropertyObject]:
+    """Read a file as a whole.
+
+    Raises:
+        UnreadableObjects: the first fault, with its line.
+        OSError: no such file.
+    """
+    now = datetime.now(UTC)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return list(_read(csv.DictReader(file, strict=True), now))
+    except (UnicodeDecodeError, csv.Error) as fault:
+        raise UnreadableObjects("is not CSV in UTF-8") from fault
+
+
+def _read(rows: "csv.DictReader[str]", now: datetime) -> Iterator[PropertyObject]:
+    heading = rows.fieldnames or []
+    unknown = set(heading) - {*_REQUIRED, *_OPTIONAL}
+    if unknown or not set(_REQUIRED) <= set(heading) or len(set(heading)) != len(heading):
+        raise UnreadableObjects(
+            f"the first line must name the columns {', '.join(_REQUIRED)}, and if wanted"
+            f" {', '.join(_OPTIONAL)}"
+        )
+    for row in rows:
+        if None in row or None in row.values():
+            raise UnreadableObjects(f"line {rows.line_num}: not as many fields as the heading")
+        try:
+            yield PropertyObject(
+                property_object_id=parse_id(row["PropertyObjectId"]),
+                developer_id=parse_id(row["DeveloperId"]),
+                brand_id=parse_id(row["BrandId"]) if row.get("BrandId") else None,
+                updated_at=_past(row["UpdatedAt"], now) if row.get("UpdatedAt") else now,
+            )
+        except ValueError as fault:
+            raise UnreadableObjects(f"line {rows.line_num}: {fault}") from fault
+
+
+def _past(text: str, now: datetime) -> datetime:
+    moment = parse_time(text)
+    if not datetime(1970, 1, 1, tzinfo=UTC) <= moment <= now:
+        raise ValueError("UpdatedAt must be from 1970 to now.")
+    return moment

@@ -1,0 +1,39 @@
+"""What the commands that talk to ClickHouse share."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from django.core.management.base import CommandError
+
+from devstats.clickhouse import RowRefused, StorageUnavailable
+from devstats.writer import FactWriter
+from pinactivity.faults import describe_fault
+
+
+@contextmanager
+def explained_faults() -> Iterator[None]:
+    """Turn ClickHouse's faults into a command's, told without their text.
+
+    Raises:
+        CommandError: ClickHouse is away or refuses.
+    """
+    try:
+        yield
+    except (StorageUnavailable, RowRefused) as fault:
+        parts = describe_fault(fault.__cause__ or fault)
+        reason = ", ".join(f"{name} {value}" for name, value in parts.items())
+        raise CommandError(
+            f"ClickHouse is away or refuses ({reason}). What was written stays: run the command"
+            " again."
+        ) from fault
+
+
+@contextmanager
+def opened_writer() -> Iterator[FactWriter]:
+    """Lend a writer.
+
+    Raises:
+        CommandError: ClickHouse is away or refuses.
+    """
+    with explained_faults(), closing(FactWriter()) as writer:
+        yield writer

@@ -1,0 +1,182 @@
+"""The one way into ClickHouse's tables: rows are added, never changed or deleted."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from clickhouse_connect.driver.client import Client
+
+from devstats.clickhouse import connect_writer, translated_faults
+from pinactivity.ids import new_id
+from pinactivity.tracing import traceparent
+
+Row = tuple[Any, ...]
+
+MOST_MONTHS = 100
+"""ClickHouse refuses an insert into more partitions, which one bad clock makes of a batch."""
+
+_TIME = "DateTime64(6, 'UTC')"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table to write to.
+
+    Args:
+        name: In the database of dev-stats.
+        columns: Of a row, in its order, each with its type; IngestionTime is the server's.
+    """
+
+    name: str
+    columns: Mapping[str, str]
+
+    @property
+    def month_column(self) -> int | None:
+        """The place of the column whose month is the partition."""
+        names = list(self.columns)
+        return names.index("EventTime") if "EventTime" in names else None
+
+
+SESSION_FACTS = Table(
+    "session_facts",
+    {
+        "FactId": "String",
+        "SessionId": "UUID",
+        "AnonymousId": "UUID",
+        "UserId": "Nullable(UUID)",
+        "StartedAt": _TIME,
+        "EventTime": _TIME,
+        "LastActivityAt": _TIME,
+        "DurationSeconds": "UInt32",
+        "TenantId": "String",
+        "BrandId": "Nullable(UUID)",
+        "DeveloperId": "Nullable(UUID)",
+        "ViewerKind": "Enum8('Guest' = 1, 'User' = 2)",
+    },
+)
+VIEW_FACTS = Table(
+    "property_object_view_facts",
+    {
+        "FactId": "String",
+        "PropertyObjectViewId": "UUID",
+        "PropertyObjectId": "UUID",
+        "SessionId": "UUID",
+        "AnonymousId": "UUID",
+        "UserId": "Nullable(UUID)",
+        "ViewSource": "LowCardinality(String)",
+        "EventTime": _TIME,
+        "LastActivityAt": _TIME,
+        "DurationSeconds": "UInt32",
+        "FilterSnapshot": "String",
+        "TenantId": "String",
+        "BrandId": "Nullable(UUID)",
+        "DeveloperId": "UUID",
+        "ViewerKind": "Enum8('Guest' = 1, 'Investor' = 2, 'Agent' = 3)",
+    },
+)
+PROPERTY_OBJECTS = Table(
+    "property_objects",
+    {
+        "PropertyObjectId": "UUID",
+        "DeveloperId": "UUID",
+        "BrandId": "Nullable(UUID)",
+        "UpdatedAt": _TIME,
+    },
+)
+
+
+class FactWriter:
+    """Adds rows; connects when it first has to, so that it can be made while ClickHouse is away.
+
+    For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._client: Client | None = None
+        self._id = new_id().bytes
+        self._known_time = datetime(1970, 1, 1, tzinfo=UTC)
+
+    @property
+    def client(self) -> Client:
+        """The connection, for what has to be read before rows are made.
+
+        Raises:
+            StorageUnavailable: see `connect_writer`.
+        """
+        if self._client is None:
+            self._client = connect_writer()
+        return self._client
+
+    def append(self, table: Table, rows: Mapping[str, Row]) -> None:
+        """Add rows in one insert, or in as few as the number of their months allows.
+
+        Repeated with the same rows it adds nothing: by a deduplication token, since ClickHouse's
+        client sends an insert again by itself when the answer is lost. The token is of this
+        writer: what another one adds on purpose, such as a topic read anew after a correction,
+        must never be dropped as seen; those copies collapse by their key.
+
+        Args:
+            table: Where to.
+            rows: Each by where it came from, such as topic, partition and offset.
+
+        Raises:
+            RowRefused: ClickHouse takes none of an insert's rows for the sake of some.
+            StorageUnavailable: nothing is known of the rows; add them again.
+        """
+        for part in _split(table, rows):
+            with translated_faults():
+                self.client.insert(
+                    table.name,
+                    list(part.values()),
+                    column_names=list(table.columns),
+                    column_type_names=list(table.columns.values()),
+                    settings={"insert_deduplication_token": self._token(table, part)},
+                    transport_settings={"traceparent": traceparent()},
+                )
+
+    def is_past(self, moment: datetime) -> bool:
+        """Tell whether a moment has come, by ClickHouse's clock; the host's may be wrong.
+
+        It is asked only for moments later than the latest that it is known to have shown.
+
+        Raises:
+            StorageUnavailable: it does not answer.
+        """
+        if moment > self._known_time:
+            with translated_faults():
+                self._known_time = self.client.query("SELECT now64(6, 'UTC')").result_rows[0][0]
+        return moment <= self._known_time
+
+    def close(self) -> None:
+        """Give up the connection. Harmless twice."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _token(self, table: Table, rows: Mapping[str, Row]) -> str:
+        """Name these rows. By their ids too: a topic made anew counts from the same offsets."""
+        digest = sha256(self._id)
+        digest.update(table.name.encode())
+        for origin, row in rows.items():
+            digest.update(f"\n{origin} {row[0]}".encode())
+        return digest.hexdigest()
+
+
+def _split(table: Table, rows: Mapping[str, Row]) -> Iterator[Mapping[str, Row]]:
+    place = table.month_column
+    if place is None:
+        yield rows
+        return
+    months = sorted({(row[place].year, row[place].month) for row in rows.values()})
+    if len(months) <= MOST_MONTHS:
+        yield rows
+        return
+    for start in range(0, len(months), MOST_MONTHS):
+        chosen = set(months[start : start + MOST_MONTHS])
+        yield {
+            origin: row
+            for origin, row in rows.items()
+            if (row[place].year, row[place].month) in chosen
+        }

@@ -1,0 +1,54 @@
+"""A message as its reader gets it, and the verdict on one that breaks its contract."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pinactivity import strict_json
+
+
+class Poison(Exception):
+    """This message can never be handled: to the dead-letter topic with it.
+
+    Args:
+        reason: A short code for `dlq-reason`, log and metric ("session-id-missing"); never
+            a value of the message.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One message as the handler gets it: bytes outside, our headers strictly decoded."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+    message_id: UUID
+    """Of the header MessageId: the SourceEventId of the specification."""
+    created_at: datetime
+    """Of the header CreatedAt, aware; the broker's timestamp when absent or unreadable."""
+    correlation_id: UUID
+    """Of the header CorrelationId, else the MessageId."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def payload(self) -> dict[str, Any]:
+        """Decode the value: one JSON object, as strict as `pinactivity.strict_json`.
+
+        Raises:
+            Poison: `value-not-json` or `value-not-an-object`.
+        """
+        try:
+            payload = strict_json.loads(self.value)
+        except strict_json.InvalidJSON:
+            raise Poison("value-not-json") from None
+        if not isinstance(payload, dict):
+            raise Poison("value-not-an-object")
+        return payload
