@@ -10,6 +10,8 @@ from clickhouse_connect.driver.exceptions import ClickHouseError, DataError
 from django.conf import settings
 from urllib3.exceptions import HTTPError
 
+from pinactivity.errors import ServiceError
+
 DATABASE = "pin_dev_stats"
 
 # Of one row's values: to parse, to convert, in bounds, within the constraints. Not among them is
@@ -37,8 +39,10 @@ _ROW_FAULTS = frozenset(
 )
 
 
-class StorageUnavailable(Exception):
+class StorageUnavailable(ServiceError):
     """ClickHouse is away, or cannot do what it is asked: try again later."""
+
+    code = "DEV_STATS_STORAGE_UNAVAILABLE"
 
 
 class RowRefused(Exception):

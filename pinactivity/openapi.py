@@ -88,6 +88,14 @@ PERIOD = [
     OpenApiParameter("To", _MOMENT, description="Before this time, which is after From."),
 ]
 
+WHOLE_PERIOD = [
+    OpenApiParameter(name, _MOMENT, required=True, description=f"{text}; a date is its 00:00Z.")
+    for name, text in (
+        ("From", "At this time or later"),
+        ("To", "Before this time, which is at most 366 days after From"),
+    )
+]
+
 PAGING = [
     OpenApiParameter("Cursor", str, description="NextCursor of the page before."),
     OpenApiParameter(

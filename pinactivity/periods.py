@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from pinactivity.errors import ValidationFailed
 from pinactivity.times import parse_time
@@ -38,6 +38,23 @@ def parse_period(query: Mapping[str, str]) -> Period:
         errors["From"] = ["Must be before To."]
     if errors:
         raise ValidationFailed(errors)
+    return period
+
+
+def parse_whole_period(query: Mapping[str, str], *, longest: timedelta) -> Period:
+    """Read a period that must have both sides, and be no longer than `longest`.
+
+    Raises:
+        ValidationFailed: as in `parse_period`; or a side is missing, or it is too long.
+    """
+    period = parse_period(query)
+    missing = {
+        name: ["This parameter is required."] for name in ("From", "To") if name not in query
+    }
+    if missing:
+        raise ValidationFailed(missing)
+    if period.since and period.until and period.until - period.since > longest:
+        raise ValidationFailed({"To": [f"Must be at most {longest.days} days after From."]})
     return period
 
 

@@ -45,6 +45,7 @@ PROBLEMS: Mapping[str, Problem] = {
     "RATE_LIMITED": Problem(429, "Too many requests."),
     "INTERNAL_ERROR": Problem(500, "The service failed."),
     "USER_ACTIVITY_STORAGE_UNAVAILABLE": Problem(503, "The storage is not available.", 2),
+    "DEV_STATS_STORAGE_UNAVAILABLE": Problem(503, "The statistics are not available.", 10),
 }
 
 

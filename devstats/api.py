@@ -1,0 +1,146 @@
+"""The API of dev-stats: a developer reads what was done with his objects, and nobody else's."""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from devstats.errors import DevStatsForbidden
+from devstats.selectors import SessionFigures, ViewFigures, summarise_objects, summarise_sessions
+from devstats.serializers import PropertyObjectsSummaryResponse, SessionsSummaryResponse
+from pinactivity.api import ApiView
+from pinactivity.auth import required_actor
+from pinactivity.ids import parse_id
+from pinactivity.openapi import ANSWER_HEADERS, BEARER, WHOLE_PERIOD, problems
+from pinactivity.periods import Period, parse_whole_period
+from pinactivity.times import iso_utc
+
+LONGEST_PERIOD = timedelta(days=366)
+_CLAIM = "developer_id"
+
+
+def calling_developer(request: Request) -> UUID:
+    """Read the developer whose statistics the caller may see: the claim of his token.
+
+    A query may name a developer, in any spelling of the name; it can narrow nothing, and another
+    one than the claim's is refused, so that nobody takes one developer's answer for another's.
+
+    Raises:
+        Unauthorized, KeysUnavailable: see `required_actor`.
+        DevStatsForbidden: the claim is missing, malformed or nil, or the query names another.
+    """
+    actor = required_actor(request)
+    try:
+        developer_id = parse_id(actor.claims.get(_CLAIM))
+        for name, values in request.query_params.lists():
+            names_developer = name.replace("_", "").replace("-", "").lower() == "developerid"
+            if names_developer and any(parse_id(value) != developer_id for value in values):
+                raise DevStatsForbidden
+    except ValueError:
+        raise DevStatsForbidden from None
+    return developer_id
+
+
+_SCOPE = OpenApiParameter(
+    "DeveloperId", OpenApiTypes.UUID, description="May be given, and must be the token's own."
+)
+
+
+_PARAMETERS = [*WHOLE_PERIOD, _SCOPE, *ANSWER_HEADERS]
+_PROBLEMS = problems(
+    "VALIDATION_FAILED", "UNAUTHORIZED", "DEV_STATS_FORBIDDEN", "DEV_STATS_STORAGE_UNAVAILABLE"
+)
+
+
+class SessionsSummaryView(ApiView):
+    @extend_schema(
+        operation_id="summarise_sessions",
+        parameters=_PARAMETERS,
+        responses={200: SessionsSummaryResponse, **_PROBLEMS},
+        auth=BEARER,
+    )
+    def get(self, request: Request) -> Response:
+        """Summarise the sessions in which objects of the token's developer were viewed.
+
+        A session belongs to the period, and to the day in UTC, of the first view of one of these
+        objects in it within the period; the whole of its Duration counts.
+        """
+        developer_id = calling_developer(request)
+        period = parse_whole_period(request.query_params, longest=LONGEST_PERIOD)
+        summary = summarise_sessions(developer_id, period)
+        return Response(
+            {
+                **_head(period, summary.fresh_as_of),
+                "Total": _sessions(summary.total),
+                "ByViewerKind": [
+                    {"ViewerKind": kind, **_sessions(figures)}
+                    for kind, figures in summary.by_viewer_kind
+                ],
+                "ByDay": [
+                    {"Day": day.isoformat(), **_sessions(figures)}
+                    for day, figures in summary.by_day
+                ],
+            }
+        )
+
+
+class PropertyObjectsSummaryView(ApiView):
+    @extend_schema(
+        operation_id="summarise_property_objects",
+        parameters=_PARAMETERS,
+        responses={200: PropertyObjectsSummaryResponse, **_PROBLEMS},
+        auth=BEARER,
+    )
+    def get(self, request: Request) -> Response:
+        """Summarise the views of the developer's objects that were opened within the period."""
+        developer_id = calling_developer(request)
+        period = parse_whole_period(request.query_params, longest=LONGEST_PERIOD)
+        summary = summarise_objects(developer_id, period)
+        return Response(
+            {
+                **_head(period, summary.fresh_as_of),
+                "Items": [
+                    {
+                        "PropertyObjectId": str(item.property_object_id),
+                        **_views(item.figures),
+                        "ByViewerKind": [
+                            {"ViewerKind": kind, **_views(figures)}
+                            for kind, figures in item.by_viewer_kind
+                        ],
+                    }
+                    for item in summary.objects
+                ],
+            }
+        )
+
+
+def _head(period: Period, fresh_as_of: datetime | None) -> Mapping[str, str | None]:
+    return {
+        name: iso_utc(moment) if moment else None
+        for name, moment in zip(
+            ("From", "To", "FreshAsOf"), (period.since, period.until, fresh_as_of), strict=True
+        )
+    }
+
+
+def _sessions(figures: SessionFigures) -> Mapping[str, float | None]:
+    return {
+        "Sessions": figures.sessions,
+        "AvgDurationSeconds": figures.average,
+        "MedianDurationSeconds": figures.median,
+        "P95DurationSeconds": figures.percentile_95,
+    }
+
+
+def _views(figures: ViewFigures) -> Mapping[str, float]:
+    return {
+        "Views": figures.views,
+        "UniqueViewers": figures.unique_viewers,
+        "TotalDurationSeconds": figures.total,
+        "AvgDurationSeconds": figures.average,
+    }

@@ -1,0 +1,9 @@
+"""What a reader of dev-stats can tell apart."""
+
+from pinactivity.errors import ServiceError
+
+
+class DevStatsForbidden(ServiceError):
+    """The token names no developer, or another one than is asked for."""
+
+    code = "DEV_STATS_FORBIDDEN"
