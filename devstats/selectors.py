@@ -191,7 +191,7 @@ def _query(
     try:
         with translated_faults():
             return (
-                _reader(settings.CLICKHOUSE_URL)
+                reader(settings.CLICKHOUSE_URL)
                 .query(
                     statement,
                     parameters={
@@ -212,6 +212,6 @@ def _moment(moment: datetime) -> str:
 
 
 @cache
-def _reader(url: str) -> Client:
+def reader(url: str) -> Client:
     """One client a process: threads share it, and it connects again by itself."""
     return connect_reader()
