@@ -30,6 +30,7 @@ up: .venv/base ## Start everything on this machine, replay a day of visits, say 
 	$(BIN)/python -m embedded up
 
 test: .venv/dev ## Run all tests on real servers (ARGS="-k name" for some)
+	tests/chromium.sh
 	PINACTIVITY_DEVELOPMENT=true $(BIN)/python -m embedded run --throwaway -- $(BIN)/python -m pytest $(ARGS)
 
 test-kafka: .venv/dev ## Run the tests that need a broker; KAFKA=apache runs them on Apache Kafka

@@ -1,8 +1,7 @@
 """The API of dev-stats: a developer reads what was done with his objects, and nobody else's."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 from uuid import UUID
 
 from drf_spectacular.types import OpenApiTypes
@@ -11,7 +10,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from devstats.errors import DevStatsForbidden
-from devstats.selectors import SessionFigures, ViewFigures, summarise_objects, summarise_sessions
+from devstats.scope import named_developers
+from devstats.selectors import (
+    LONGEST_PERIOD,
+    SessionFigures,
+    ViewFigures,
+    summarise_objects,
+    summarise_sessions,
+)
 from devstats.serializers import PropertyObjectsSummaryResponse, SessionsSummaryResponse
 from pinactivity.api import ApiView
 from pinactivity.auth import required_actor
@@ -20,15 +26,14 @@ from pinactivity.openapi import ANSWER_HEADERS, BEARER, WHOLE_PERIOD, problems
 from pinactivity.periods import Period, parse_whole_period
 from pinactivity.times import iso_utc
 
-LONGEST_PERIOD = timedelta(days=366)
 _CLAIM = "developer_id"
 
 
 def calling_developer(request: Request) -> UUID:
     """Read the developer whose statistics the caller may see: the claim of his token.
 
-    A query may name a developer, in any spelling of the name; it can narrow nothing, and another
-    one than the claim's is refused, so that nobody takes one developer's answer for another's.
+    A query may name a developer; it can narrow nothing, and another one than the claim's is
+    refused.
 
     Raises:
         Unauthorized, KeysUnavailable: see `required_actor`.
@@ -37,12 +42,11 @@ def calling_developer(request: Request) -> UUID:
     actor = required_actor(request)
     try:
         developer_id = parse_id(actor.claims.get(_CLAIM))
-        for name, values in request.query_params.lists():
-            names_developer = name.replace("_", "").replace("-", "").lower() == "developerid"
-            if names_developer and any(parse_id(value) != developer_id for value in values):
-                raise DevStatsForbidden
+        named = named_developers(request.query_params)
     except ValueError:
         raise DevStatsForbidden from None
+    if named - {developer_id}:
+        raise DevStatsForbidden
     return developer_id
 
 

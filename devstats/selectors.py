@@ -7,7 +7,7 @@ collapse here, by the newest IngestionTime, whatever merges have done. GLOBAL is
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import cache
 from typing import Any
 from uuid import UUID
@@ -19,6 +19,7 @@ from devstats.clickhouse import RowRefused, StorageUnavailable, connect_reader, 
 from devstats.facts import TENANT, UNKNOWN_DEVELOPER
 from pinactivity.periods import Period
 
+LONGEST_PERIOD = timedelta(days=366)
 MOST_OBJECTS = 100
 _VIEWER_KINDS = ("Guest", "Investor", "Agent")
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
@@ -69,6 +70,8 @@ class ObjectSummary:
 
 @dataclass(frozen=True, slots=True)
 class ObjectsSummary:
+    total: ViewFigures | None = None
+    """Of all objects, listed or not; None where there is no view."""
     objects: Sequence[ObjectSummary] = field(default_factory=tuple)
     fresh_as_of: datetime | None = None
 
@@ -132,9 +135,10 @@ def summarise_sessions(developer_id: UUID, period: Period) -> SessionsSummary:
     return SessionsSummary(total, by_kind, by_day, fresh_as_of)
 
 
+# The first row is of all objects: a viewer of two of them is one there.
 _OBJECTS = f"""
-    SELECT Newest.1 AS PropertyObjectId, max(max(Ingested)) OVER () AS FreshAsOf,
-           count(), uniqExact(Newest.2), sum(Newest.3), round(avg(Newest.3), 1),
+    SELECT ObjectId, max(Ingested), count(), uniqExact(Newest.2), sum(Newest.3),
+           round(avg(Newest.3), 1),
            {
     ", ".join(
         f"countIf(Newest.4 = '{kind}'), uniqExactIf(Newest.2, Newest.4 = '{kind}'),"
@@ -143,20 +147,21 @@ _OBJECTS = f"""
     )
 }
     FROM (
-        SELECT PropertyObjectViewId, max(IngestionTime) AS Ingested,
+        SELECT max(IngestionTime) AS Ingested,
                argMax(
                    (PropertyObjectId, ifNull(UserId, AnonymousId), DurationSeconds, ViewerKind),
                    IngestionTime
-               ) AS Newest
+               ) AS Newest,
+               Newest.1 AS ObjectId
         FROM property_object_view_facts
         WHERE DeveloperId = {{developer:UUID}}
           AND EventTime >= {{since:DateTime64(6, 'UTC')}}
           AND EventTime < {{until:DateTime64(6, 'UTC')}}
         GROUP BY PropertyObjectViewId
     )
-    GROUP BY PropertyObjectId
-    ORDER BY count() DESC, PropertyObjectId
-    LIMIT {MOST_OBJECTS}
+    GROUP BY GROUPING SETS ((), (ObjectId))
+    ORDER BY grouping(ObjectId) DESC, count() DESC, ObjectId
+    LIMIT 1 + {MOST_OBJECTS}
 """
 
 
@@ -170,16 +175,17 @@ def summarise_objects(developer_id: UUID, period: Period) -> ObjectsSummary:
         StorageUnavailable: ClickHouse does not answer.
     """
     rows = _query(_OBJECTS, developer_id, period)
-    if not rows:
+    if len(rows) <= 1:  # nobody's, or the total of nothing
         return ObjectsSummary()
-    objects = []
+    summaries = []
     for property_object_id, _, *figures in rows:
         whole, *kinds = (ViewFigures(*figures[at : at + 4]) for at in range(0, len(figures), 4))
         named = zip(_VIEWER_KINDS, kinds, strict=True)
-        objects.append(
+        summaries.append(
             ObjectSummary(property_object_id, whole, [each for each in named if each[1].views])
         )
-    return ObjectsSummary(objects, rows[0][1])
+    total, *objects = summaries
+    return ObjectsSummary(total.figures, objects, rows[0][1])
 
 
 def _query(

@@ -37,3 +37,15 @@ def iso_utc(moment: datetime) -> str:
 def iso_utc_sql(moment: str) -> str:
     """Write SQL that gives a timestamptz as `iso_utc` writes it; `moment` is SQL."""
     return f"""to_char({moment} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
+
+
+def say_duration(seconds: float) -> str:
+    """Say a duration as a person does, by its two greatest units: `4 min 20 s`, `2 d 3 h`."""
+    rest = round(seconds)
+    parts = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, length)
+        parts.append((count, unit))
+    first = next((place for place, (count, _) in enumerate(parts) if count), len(parts) - 1)
+    told = parts[first : first + 2]
+    return " ".join(f"{count} {unit}" for count, unit in told if count or told[0] == (count, unit))

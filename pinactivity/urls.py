@@ -12,6 +12,7 @@ urlpatterns = [
     path("api/user-activity/", include("sessions.urls")),
     path("api/user-activity/", include("views.urls")),
     path("api/dev-stats/", include("devstats.urls")),
+    path("dev-stats/", include("devstats.page_urls")),
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerView.as_view(url_name="schema")),
     path("health/live", health.live),

@@ -45,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="small",
         help="full takes minutes of outages in tests/integration/test_dev_stats_ingest.py",
     )
+    parser.addoption(
+        "--picture",
+        type=Path,
+        help="where test_dev_stats_in_browser.py leaves a picture of the page",
+    )
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.django_db
 SCHEMA = "user_activity"
 TABLES = [
     "activity_closer_runs",
+    "developer_access",
     "outbox_messages",
     "property_object_view_stats",
     "property_object_view_stats_seen",
@@ -124,6 +125,11 @@ COLUMNS = {
         "active_sessions": "bigint",
         "outcome": "text NOT NULL",
     },
+    "developer_access": {
+        "id": "bigint NOT NULL IDENTITY",
+        "user_id": "integer NOT NULL",
+        "developer_id": "uuid NOT NULL",
+    },
 }
 # As pg_get_indexdef tells it: what is indexed, and of which rows.
 INDEXES = {
@@ -174,6 +180,10 @@ INDEXES = {
         "activity_closer_runs_pkey": "UNIQUE (id)",
         "ix_activity_closer_runs_started_at": "(started_at)",
     },
+    "developer_access": {
+        "developer_access_pkey": "UNIQUE (id)",
+        "ux_developer_access_user_developer": "UNIQUE (user_id, developer_id)",
+    },
 }
 CONSTRAINTS = {
     "sessions": {
@@ -203,6 +213,12 @@ CONSTRAINTS = {
     "activity_closer_runs": {
         "activity_closer_runs_pkey": "p",
         "chk_activity_closer_runs_finished": "c",
+    },
+    "developer_access": {
+        "developer_access_pkey": "p",
+        "fk_developer_access_user": "f",
+        "ux_developer_access_user_developer": "u",
+        "chk_developer_access_developer_not_nil": "c",
     },
 }
 
