@@ -22,6 +22,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 BIN: Final = Path(sys.executable).parent
 VISITS: Final = ROOT / "data" / "web-visits-1995-08-01.csv"
 WEB_PORT: Final = 8000
+ADMIN: Final = "admin"
 READY_SECONDS: Final = 60.0
 # Web and workers finish what they are at: a request, a transaction, a batch.
 STOP_SIGNALS: Final = [(signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)]
@@ -65,7 +66,7 @@ class System:
 
     def prepare(self) -> None:
         """Migrate, make topics and an admin user: all harmless when done already."""
-        self.manage("prepare", "--admin", "admin", "--verbosity", "0", quiet=True)
+        self.manage("prepare", "--admin", ADMIN, "--verbosity", "0", quiet=True)
 
     def start(self) -> None:
         """Start web, workers, consumers and beat; `wait_ready` waits for them."""
@@ -193,6 +194,8 @@ def up(data_dir: Path, *, port: int | None) -> int:
                 system.prepare()
                 system.start()
                 system.write_environment()
+                # Before the replay, so that its views are stored as somebody's.
+                system.manage("own_visited_objects", str(VISITS), "--reader", ADMIN, quiet=True)
                 _say("replaying half a day of visits, unless that was done before")
                 system.manage("replay_visits", str(VISITS), "--if-new")
                 system.wait_ready()
@@ -218,7 +221,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _directions(stack: EmbeddedStack, system: System, data_dir: Path) -> str:
     lines = {
-        "Admin": f"{system.url}/admin/  (admin / {system.admin_password})",
+        "Admin": f"{system.url}/admin/  ({ADMIN} / {system.admin_password})",
+        "Page of a developer": f"{system.url}/dev-stats/  (likewise)",
         "API": f"{system.url}/api/user-activity/",
         "Health, metrics": f"{system.url}/health/ready  {system.url}/metrics",
         **{name: value for name, value in stack.environment.items() if "EMBEDDED" not in name},

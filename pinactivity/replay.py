@@ -58,6 +58,15 @@ def property_object_id(page: int) -> UUID:
     return uuid5(NAMESPACE_URL, f"page:{page}")
 
 
+def developer_id(number: int) -> UUID:
+    return uuid5(NAMESPACE_URL, f"developer:{number}")
+
+
+def owner_of_page(page: int) -> int:
+    """Tell whose the object of a page is: one of developers 1 to 20, or 0, which is nobody's."""
+    return page % 21
+
+
 def read_visits(path: Path) -> list[Visit]:
     """Read rows `seconds,device,page` (page may be empty) in the order of seconds.
 
