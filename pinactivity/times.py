@@ -1,9 +1,9 @@
-"""Times as text: ISO 8601 in UTC, on every wire."""
+"""Times as text: ISO 8601 in UTC, on every wire; and durations, for people."""
 
 import re
 from datetime import UTC, datetime
-
 _LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def parse_time(text: object) -> datetime:
@@ -42,10 +42,11 @@ def iso_utc_sql(moment: str) -> str:
 def say_duration(seconds: float) -> str:
     """Say a duration as a person does, by its two greatest units: `4 min 20 s`, `2 d 3 h`."""
     rest = round(seconds)
-    parts = []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+    counts = []
+    for unit, length in _UNITS:
         count, rest = divmod(rest, length)
-        parts.append((count, unit))
-    first = next((place for place, (count, _) in enumerate(parts) if count), len(parts) - 1)
-    told = parts[first : first + 2]
-    return " ".join(f"{count} {unit}" for count, unit in told if count or told[0] == (count, unit))
+        counts.append((count, unit))
+    while len(counts) > 1 and not counts[0][0]:
+        del counts[0]
+    told = [counts[0], *(each for each in counts[1:2] if each[0])]
+    return " ".join(f"{count} {unit}" for count, unit in told)
