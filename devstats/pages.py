@@ -208,4 +208,5 @@ def _present(developer_id: UUID, days: Sequence[date]) -> Mapping[str, Any]:
         else (),
         "objects": list_objects(objects.objects) if objects.objects else None,
         "most_objects": MOST_OBJECTS,
+        "more_objects": len(objects.objects) == MOST_OBJECTS,
     }

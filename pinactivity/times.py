@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+
 _LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 

@@ -136,9 +136,10 @@ class Browser:
 
     @property
     def requested_hosts(self) -> set[str]:
-        """Whom all requests so far went to."""
+        """Whom all requests so far went to; the browser's own pictures are in it (data:)."""
         requests = self._events_of("Network.requestWillBeSent")
-        return {urlsplit(event["request"]["url"]).netloc for event in requests}
+        addresses = [urlsplit(event["request"]["url"]) for event in requests]
+        return {address.netloc for address in addresses if address.scheme != "data"}
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

@@ -15,11 +15,12 @@ from devstats.writer import FactWriter
 from pinactivity.ids import new_id
 from pinactivity.times import say_duration
 from tests.browser import Browser, opened_browser
-from tests.integration.test_dev_stats_api import OWNER, session_fact, store, view_fact
+from tests.integration.test_dev_stats_api import session_fact, store, view_fact
 from tests.integration.test_dev_stats_page import PAGE, PASSWORD, make_reader
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+BUILDER = UUID("9e1c5f0a-3b7d-4c52-8f64-d20a7e91b3c8")
 FIRST = datetime(2026, 3, 1, tzinfo=UTC)
 DAYS = 31
 SILENT_DAYS = (9, 10)
@@ -34,9 +35,10 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 @pytest.fixture
 def month(clickhouse: ClickHouse) -> list[SessionFact | ViewFact]:
-    """A month of sessions with views of OWNER's twelve objects, busier at weekends."""
+    """A month of sessions with views of BUILDER's twelve objects, busier at weekends."""
     chance = random.Random(31)
     objects = [UUID(int=chance.getrandbits(128), version=4) for _ in range(12)]
+    users, guests = ([new_id() for _ in range(many)] for many in (150, 400))
     facts: list[SessionFact | ViewFact] = []
     for day in range(DAYS):
         begin = FIRST + timedelta(days=day)
@@ -45,13 +47,15 @@ def month(clickhouse: ClickHouse) -> list[SessionFact | ViewFact]:
             session = session_fact(
                 int(chance.lognormvariate(5.3, 0.9)),
                 begin + timedelta(seconds=chance.uniform(25_000, 82_000)),
-                user_id=new_id() if chance.random() < 0.35 else None,
+                anonymous_id=chance.choice(guests),
+                user_id=chance.choice(users) if chance.random() < 0.35 else None,
             )
             facts.append(session)
             seen = {min(int(chance.expovariate(0.35)), 11) for _ in range(chance.randint(1, 4))}
             facts += [
                 view_fact(
                     session,
+                    developer_id=BUILDER,
                     property_object_id=objects[place],
                     duration_seconds=session.duration_seconds // len(seen),
                 )
@@ -71,7 +75,7 @@ def test_developer_logs_in_and_sees_his_month_on_phone_and_desktop(
 ) -> None:
     sessions = [fact for fact in month if isinstance(fact, SessionFact)]
     views = [fact for fact in month if isinstance(fact, ViewFact)]
-    make_reader(OWNER)
+    make_reader(BUILDER)
     browser.resize(360, 740)
     browser.open(f"{live_server.url}{PAGE}?From=2026-03-01&Through=2026-03-31")
     assert browser.texts("h1") == ["Log in"]
@@ -95,7 +99,8 @@ def test_developer_logs_in_and_sees_his_month_on_phone_and_desktop(
         ]
         average = sum(session.duration_seconds for session in sessions) / len(sessions)
         told = browser.texts(".cards dd")
-        assert told[:2] == [str(len(sessions))] * 2  # each session is of a viewer of its own
+        viewers = {session.user_id or session.anonymous_id for session in sessions}
+        assert told[:2] == [str(len(sessions)), str(len(viewers))]
         assert told[2] == say_duration(average)
 
         for chart in ("sessions-by-day", "duration-by-day"):
