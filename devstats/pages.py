@@ -15,7 +15,6 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.views import LoginView, LogoutView
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
-from django.urls import reverse_lazy
 from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -40,7 +39,8 @@ from devstats.selectors import (
 from pinactivity.periods import Period
 from pinactivity.problems import PROBLEMS
 
-_PAGE, _LOGIN = reverse_lazy("dev-stats"), reverse_lazy("dev-stats-login")
+_PAGE, _LOGIN = "dev-stats", "dev-stats-login"
+"""Names of their URLs."""
 _PRESETS = (7, 30, 90)
 _DAY = "%Y-%m-%d"
 _FIRST, _LAST = date(1970, 1, 1), date(2199, 12, 31)
@@ -89,7 +89,7 @@ class PeriodForm(forms.Form):
     From = _day_field("From")
     Through = _day_field("To (included)")
 
-    def clean(self) -> Mapping[str, Any]:
+    def clean(self) -> dict[str, Any]:
         for name in self.fields:
             day = self.cleaned_data.get(name)
             if day and not _FIRST <= day <= _LAST:
