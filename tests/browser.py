@@ -32,11 +32,12 @@ def find_chromium() -> str:
 @contextmanager
 def opened_browser(profile: Path) -> Iterator["Browser"]:
     """Start Chromium with an empty profile, and end it."""
+    chromium = find_chromium()
     its_commands, commands = os.pipe()
     answers, its_answers = os.pipe()
     with subprocess.Popen(
         [
-            *("bash", "-c", f'exec "$0" "$@" 3<&{its_commands} 4>&{its_answers}', find_chromium()),
+            *("bash", "-c", f'exec "$0" "$@" 3<&{its_commands} 4>&{its_answers}', chromium),
             *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
             *("--disable-quic", "--remote-debugging-pipe", f"--user-data-dir={profile}"),
