@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
+from pinactivity.charts import outline_bar, tabulate
 from sessions.selectors import RunsOfStep
 
 _LEFT, _TOP, _STEP_WIDTH = 8, 22, 5
 _PANEL_HEIGHT, _PANEL_DISTANCE = 48, 80
 _LABEL_EVERY = 24
 """Steps between two times at the bottom."""
-_LEAST_HEIGHT = 2.0
-"""Of a bar: one failure must be seen beside a hundred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,14 @@ def _draw_panel(panel: _Panel, history: Sequence[RunsOfStep], number: int) -> Sa
     bars = []
     for index, value in enumerate(values):
         if value:
-            height = max(_PANEL_HEIGHT * value / most, _LEAST_HEIGHT)
-            bars.append(f"M{_x(index)} {base}v-{height:.1f}h{_STEP_WIDTH - 1}V{base}z")
+            bars.append(
+                outline_bar(
+                    left=_x(index),
+                    base=base,
+                    width=_STEP_WIDTH - 1,
+                    height=_PANEL_HEIGHT * value / most,
+                )
+            )
     return format_html(
         '<text x="{}" y="{}">{}, up to {}</text><path d="{}" fill="{}"/>'
         '<path d="M{} {}h{}" stroke="currentColor" stroke-opacity="0.4"/>',
@@ -118,33 +123,17 @@ def _summarise(history: Sequence[RunsOfStep], gaps: int) -> str:
 
 def _tabulate(history: Sequence[RunsOfStep]) -> SafeString:
     """Write the steps that had a run as rows, the newest first."""
-    head = format_html_join(
-        "",
-        '<th scope="col">{}</th>',
-        ((title,) for title in ("From", "Runs", *(panel.title for panel in _PANELS))),
-    )
-    rows = format_html_join(
-        "",
-        '<tr><th scope="row">{}</th>{}</tr>',
+    return tabulate(
+        ("From", "Runs", *(panel.title for panel in _PANELS)),
         (
             (
                 f"{step.begins_at:%Y-%m-%d %H:%M}",
-                format_html_join(
-                    "",
-                    "<td>{}</td>",
-                    (
-                        (f"{value:,}" if value is not None else "",)
-                        for value in (step.runs, *(panel.value(step) for panel in _PANELS))
-                    ),
+                *(
+                    f"{value:,}" if value is not None else ""
+                    for value in (step.runs, *(panel.value(step) for panel in _PANELS))
                 ),
             )
             for step in reversed(history)
             if step.runs
         ),
-    )
-    return format_html(
-        "<details><summary>The same as a table</summary><table><thead><tr>{}</tr></thead>"
-        "<tbody>{}</tbody></table></details>",
-        head,
-        rows,
     )
