@@ -6,9 +6,9 @@ columns (`devstats.writer`).
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from pinactivity.ids import NIL
@@ -107,6 +107,43 @@ def make_session_fact(
     )
 
 
+def make_view_fact(
+    *,
+    fact_id: str,
+    property_object_view_id: UUID,
+    property_object_id: UUID,
+    session_id: UUID,
+    anonymous_id: UUID,
+    user_id: UUID | None,
+    view_source: str,
+    viewed_at: datetime,
+    last_activity_at: datetime,
+    duration_seconds: int,
+    filter_snapshot: Mapping[str, Any] | None,
+) -> ViewFact:
+    """Make a view's row; whose the object is, is found later (`owned_by`)."""
+    return ViewFact(
+        fact_id=fact_id,
+        property_object_view_id=property_object_view_id,
+        property_object_id=property_object_id,
+        session_id=session_id,
+        anonymous_id=anonymous_id,
+        user_id=user_id,
+        view_source=view_source,
+        event_time=viewed_at,
+        last_activity_at=last_activity_at,
+        duration_seconds=duration_seconds,
+        filter_snapshot=""
+        if filter_snapshot is None
+        else json.dumps(filter_snapshot, ensure_ascii=False, separators=(",", ":")),
+        tenant_id=TENANT,
+        brand_id=None,
+        developer_id=UNKNOWN_DEVELOPER,
+        # Nothing tells an agent in version 1.
+        viewer_kind="Guest" if user_id is None else "Investor",
+    )
+
+
 def decode_session(record: Record) -> SessionFact:
     """Read `session-ended`.
 
@@ -135,27 +172,18 @@ def decode_view(record: Record) -> ViewFact:
             characters, FilterSnapshot an object or null.
     """
     payload = Payload(record)
-    user_id = _optional_id(payload, "UserId")
-    snapshot = payload.nested("FilterSnapshot") if payload.has("FilterSnapshot") else None
-    return ViewFact(
+    return make_view_fact(
         fact_id=str(record.message_id),
         property_object_view_id=payload.id("PropertyObjectViewId"),
         property_object_id=payload.id("PropertyObjectId"),
         session_id=payload.id("SessionId"),
         anonymous_id=payload.id("AnonymousId"),
-        user_id=user_id,
+        user_id=_optional_id(payload, "UserId"),
         view_source=payload.text("ViewSource", most=_MOST_SOURCE),
-        event_time=_begin(payload, "ViewedAt", "viewed-at"),
+        viewed_at=_begin(payload, "ViewedAt", "viewed-at"),
         last_activity_at=payload.time("LastActivityAt"),
         duration_seconds=payload.whole_number("DurationSeconds", most=_MOST_SECONDS),
-        filter_snapshot=""
-        if snapshot is None
-        else json.dumps(snapshot, ensure_ascii=False, separators=(",", ":")),
-        tenant_id=TENANT,
-        brand_id=None,
-        developer_id=UNKNOWN_DEVELOPER,
-        # Nothing tells an agent in version 1.
-        viewer_kind="Guest" if user_id is None else "Investor",
+        filter_snapshot=payload.nested("FilterSnapshot") if payload.has("FilterSnapshot") else None,
     )
 
 

@@ -1,6 +1,6 @@
 """Reads on the outbox for operators; bounded index look-ups."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -55,3 +55,38 @@ def events_of(aggregate_ids: Iterable[UUID], *, limit: int) -> list[OutboxMessag
     """Return the events of some aggregates, the oldest first, at most `limit`."""
     keys = [str(aggregate_id) for aggregate_id in aggregate_ids]
     return list(OutboxMessage.objects.filter(key__in=keys).order_by("id")[:limit])
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where the messages of one key in one topic are."""
+
+    messages: int = 0
+    pending: int = 0
+    parked: int = 0
+    published_at: datetime | None = None
+    """Of the last that was."""
+
+
+def deliveries(topic: str, keys: Iterable[str]) -> Mapping[str, Delivery]:
+    """Tell where the messages of some keys are; keys without any are left out."""
+    found: dict[str, Delivery] = {}
+    rows = OutboxMessage.objects.filter(topic=topic, key__in=list(keys)).order_by("id")
+    for key, published_at, parked_at in rows.values_list("key", "published_at", "parked_at"):
+        before = found.get(key, Delivery())
+        found[key] = Delivery(
+            messages=before.messages + 1,
+            pending=before.pending + (published_at is None and parked_at is None),
+            parked=before.parked + (parked_at is not None),
+            published_at=published_at or before.published_at,
+        )
+    return found
+
+
+def unpublished(
+    topic: str, *, since: datetime, until: datetime
+) -> Iterator[tuple[str, datetime]]:
+    """Yield key and time of the pending and the parked messages of a topic and a time."""
+    for messages in (OutboxMessage.objects.pending(), OutboxMessage.objects.parked()):
+        rows = messages.filter(topic=topic, created_at__gte=since, created_at__lt=until)
+        yield from rows.order_by().values_list("key", "created_at").iterator(chunk_size=1000)

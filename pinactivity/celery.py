@@ -33,7 +33,7 @@ except ImproperlyConfigured as fault:
 
 app = Celery("pinactivity")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks(["pinactivity", "sessions", "views", "outbox"])
+app.autodiscover_tasks(["pinactivity", "sessions", "views", "outbox", "devstats"])
 
 
 @setup_logging.connect

@@ -178,3 +178,14 @@ DEV_STATS_INGEST_LAG = Histogram(
     ["group"],
     buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 900, 3600, 86_400),
 )
+DEV_STATS_RECONCILE_LOST = Gauge(
+    "dev_stats_reconcile_lost",
+    "What ended and is neither in ClickHouse nor on its way, by the last ledger of a worker.",
+    ["topic"],
+    multiprocess_mode="mostrecent",
+)
+DEV_STATS_RECONCILE_LAST_SUCCESS = Gauge(
+    "dev_stats_reconcile_last_success_timestamp_seconds",
+    "When a worker has last drawn up the ledger as a whole, Unix time; 0 before it has.",
+    multiprocess_mode="mostrecent",
+)

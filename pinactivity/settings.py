@@ -86,6 +86,7 @@ DEV_STATS = env.options(
     batch_size=env.int("DEV_STATS_BATCH_SIZE", default=None),
     flush_interval=env.time_span("DEV_STATS_FLUSH_INTERVAL"),
     storage_timeout=env.time_span("DEV_STATS_STORAGE_TIMEOUT"),
+    reconciled=env.time_span("DEV_STATS_RECONCILED"),
     cluster=env.str("DEV_STATS_CLUSTER", default=None),
 )
 
@@ -204,6 +205,7 @@ CELERY_BEAT_SCHEDULE = {
     "relay-outbox": _tick("outbox.tasks.relay", OUTBOX.polling_interval),
     "purge-outbox": _tick("outbox.tasks.purge_published", timedelta(minutes=5)),
     "purge-seen-views": _tick("views.tasks.purge_seen_views", timedelta(minutes=5)),
+    "reconcile": {"task": "devstats.tasks.reconcile", "schedule": crontab(minute=30)},
     "forget-rate-limits": _tick("pinactivity.tasks.forget_rate_limits", timedelta(minutes=5)),
 }
 

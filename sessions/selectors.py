@@ -1,6 +1,6 @@
 """Reads on sessions and closer runs: bounded, by an index, no counts of whole tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -122,3 +122,8 @@ def ended_session_chunks(
         last = chunk[-1]
         after = Q(ended_at__gte=last.ended_at) & (Q(ended_at__gt=last.ended_at) | Q(id__gt=last.id))
         yield chunk
+
+
+def existing_sessions(ids: Iterable[UUID]) -> set[UUID]:
+    """Return those of some ids that there are sessions of, Active or not."""
+    return set(Session.objects.filter(id__in=list(ids)).values_list("id", flat=True))

@@ -1,11 +1,18 @@
 """Reads on views."""
 
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import islice
 from uuid import UUID
 
 from django.db import connection
+from django.db.models import Q, QuerySet
 
+from pinactivity.clock import statement_time
 from pinactivity.pages import Page, take
 from pinactivity.periods import Period
+from sessions.lifecycle import Status
+from sessions.models import Session
 from views.models import PropertyObjectView
 
 
@@ -109,3 +116,43 @@ _NEWEST_IDS = f"""
         LIMIT %(rows)s
     )
 """
+
+
+def existing_views(ids: Iterable[UUID]) -> set[UUID]:
+    """Return those of some ids that there are views of, Active or not."""
+    return set(PropertyObjectView.objects.filter(id__in=list(ids)).values_list("id", flat=True))
+
+
+def ended_view_chunks(
+    *, since: datetime, until: datetime, size: int = 1000
+) -> Iterator[list[PropertyObjectView]]:
+    """Yield the views that ended at `since` or later and before `until`, with their sessions.
+
+    In no order, `size` at a time or less. No index has the end of a view, but a view ends before
+    its session or with it: read are the views of the sessions that have ended since, in the order
+    of the sessions' ends, and then those of the sessions that had not ended when this began.
+    """
+    now = statement_time()
+    views = PropertyObjectView.objects.filter(
+        status=Status.INACTIVE.value, ended_at__gte=since, ended_at__lt=until
+    ).select_related("session")
+    sessions = Session.objects.filter(created_at__lt=until)
+    ended = sessions.filter(
+        status=Status.INACTIVE.value, ended_at__gte=since, ended_at__lt=now
+    ).order_by("ended_at", "id")
+    after = Q()
+    while chunk := list(ended.filter(after).values_list("ended_at", "id")[:size]):
+        last_end, last_id = chunk[-1]
+        after = Q(ended_at__gte=last_end) & (Q(ended_at__gt=last_end) | Q(id__gt=last_id))
+        yield from _sliced(views.filter(session_id__in=[row_id for _, row_id in chunk]), size)
+    # One statement, hence one moment: a session that ends meanwhile is seen on one side only.
+    still_open = Q(session__status=Status.ACTIVE.value) | Q(session__ended_at__gte=now)
+    yield from _sliced(views.filter(still_open, session__created_at__lt=until), size)
+
+
+def _sliced(
+    views: "QuerySet[PropertyObjectView]", size: int
+) -> Iterator[list[PropertyObjectView]]:
+    rows = views.iterator(chunk_size=size)
+    while chunk := list(islice(rows, size)):
+        yield chunk

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
+from kafka import OffsetAndMetadata, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import NoError
 
+from pinactivity.kafka.history import opened_reader, partitions_of, read
 from pinactivity.kafka.producer import Message, Publisher
 from pinactivity.kafka.source import Partition, RawRecord, to_raw
 from pinactivity.kafka.topics import dead_letter_topic, find_ends
@@ -120,9 +121,9 @@ class DeadLetterOffice:
     def count(self, topics: Iterable[str]) -> dict[str, Mapping[str, int]]:
         """Count the letters of each topic that exists, by reason."""
         counts: dict[str, Mapping[str, int]] = {}
-        with self._reader() as reader:
+        with opened_reader(self._bootstrap_servers) as reader:
             for topic in topics:
-                letters = _read(reader, topic)
+                letters = read(reader, topic)
                 if letters is not None:
                     counts[topic] = Counter(_header(letter, REASON) for letter in letters)
         return counts
@@ -130,7 +131,7 @@ class DeadLetterOffice:
     def find(self, topic: str, *, partition: int, offset: int) -> RawRecord | None:
         """Return the letter at one place, if it is still there."""
         part = TopicPartition(topic, partition)
-        with self._reader() as reader:
+        with opened_reader(self._bootstrap_servers) as reader:
             if partition not in (reader.partitions_for_topic(topic) or ()):
                 return None
             if offset >= find_ends(reader, [part])[part]:
@@ -169,17 +170,15 @@ class DeadLetterOffice:
         Raises:
             RedriveFailed: there is no such topic, or the broker refused a message.
         """
-        with self._reader() as reader, self._admin() as admin:
-            parts = [
-                TopicPartition(topic, number) for number in reader.partitions_for_topic(topic) or ()
-            ]
+        with opened_reader(self._bootstrap_servers) as reader, self._admin() as admin:
+            parts = partitions_of(reader, topic)
             if not parts:
                 raise RedriveFailed(f"There is no topic {topic}.")
             places = _Places(admin, topic, parts)
             own = places.of(reason)
             chunk: list[RawRecord] = []
             published = remaining = 0
-            for letter in _read(reader, topic) or ():
+            for letter in read(reader, topic) or ():
                 letter_reason = _header(letter, REASON)
                 if (reason is not None and letter_reason != reason) or places.is_done(
                     letter, letter_reason
@@ -195,22 +194,6 @@ class DeadLetterOffice:
             if chunk:
                 published += _send(chunk, publisher, places, own)
             return Redrive(published, remaining)
-
-    @contextmanager
-    def _reader(self) -> Iterator[KafkaConsumer]:
-        reader = KafkaConsumer(
-            bootstrap_servers=self._bootstrap_servers,
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            allow_auto_create_topics=False,
-            bootstrap_timeout_ms=10_000,
-            fetch_max_wait_ms=100,
-        )
-        try:
-            yield reader
-        finally:
-            reader.close()
 
     @contextmanager
     def _admin(self) -> Iterator[KafkaAdminClient]:
@@ -290,24 +273,3 @@ def _send(letters: list[RawRecord], publisher: Publisher, places: _Places, place
         assert refusal is not None  # that is what `sent` stands at
         raise RedriveFailed(f"The broker refused a message: {refusal.code}.")
     return sent
-
-
-def _read(reader: KafkaConsumer, topic: str) -> Iterator[RawRecord] | None:
-    """Read a topic from its beginning to where it ends now; None when there is no such topic."""
-    parts = [TopicPartition(topic, number) for number in reader.partitions_for_topic(topic) or ()]
-    if not parts:
-        return None
-    ends = find_ends(reader, parts)
-    for part, offset in reader.beginning_offsets(parts).items():
-        reader.seek(part, offset)
-
-    def records() -> Iterator[RawRecord]:
-        waiting = {part for part in parts if reader.position(part) < ends[part]}
-        while waiting:
-            for part, batch in reader.poll(timeout_ms=1000, max_records=1000).items():
-                for record in batch:
-                    if record.offset < ends[part]:
-                        yield to_raw(record)
-            waiting = {part for part in waiting if reader.position(part) < ends[part]}
-
-    return records()

@@ -3,7 +3,7 @@
 import time
 from datetime import datetime
 
-from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
+from kafka import OffsetAndMetadata, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import (
     IllegalGenerationError,
@@ -14,8 +14,8 @@ from kafka.errors import (
     UnknownMemberIdError,
 )
 
+from pinactivity.kafka.history import find_since, opened_reader, partitions_of
 from pinactivity.kafka.source import Partition
-from pinactivity.kafka.topics import find_ends
 
 _BUSY = (
     UnknownMemberIdError,
@@ -87,25 +87,6 @@ def _alter(
 def _find(
     bootstrap_servers: list[str], topics: tuple[str, ...], since: datetime | None
 ) -> dict[TopicPartition, int]:
-    consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap_servers,
-        group_id=None,
-        bootstrap_timeout_ms=10_000,
-        fetch_max_wait_ms=100,
-    )
-    try:
-        parts = [
-            TopicPartition(topic, number)
-            for topic in topics
-            for number in consumer.partitions_for_topic(topic) or ()
-        ]
-        if since is None or not parts:
-            return dict(consumer.beginning_offsets(parts)) if parts else {}
-        milliseconds = int(since.timestamp() * 1000)
-        found = consumer.offsets_for_times(dict.fromkeys(parts, milliseconds))
-        # Past the end Kafka answers nothing, the embedded broker offset 0 with timestamp -1.
-        beyond = [part for part in parts if found.get(part) is None or found[part].timestamp < 0]
-        ends = find_ends(consumer, beyond) if beyond else {}
-        return {part: ends[part] if part in ends else found[part].offset for part in parts}
-    finally:
-        consumer.close()
+    with opened_reader(bootstrap_servers) as reader:
+        parts = [part for topic in topics for part in partitions_of(reader, topic)]
+        return find_since(reader, parts, since)

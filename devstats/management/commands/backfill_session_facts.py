@@ -1,19 +1,17 @@
 """manage.py backfill_session_facts --from .. --to .."""
 
 from argparse import ArgumentParser
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error
 from tqdm import tqdm
 
-from devstats.facts import SessionFact, make_session_fact
+from devstats.backfill import backfill_sessions
 from devstats.management.storage import opened_writer
-from devstats.writer import SESSION_FACTS
 from pinactivity.faults import describe_fault
 from pinactivity.periods import parse_moment
-from sessions.models import Session
 from sessions.selectors import ended_session_chunks, ended_sessions
 
 
@@ -40,8 +38,7 @@ class Command(BaseCommand):
                 tqdm(total=total, desc="backfill", unit=" sessions", disable=None) as bar,
             ):
                 for chunk in ended_session_chunks(since=since, until=until):
-                    facts = [_fact(session) for session in chunk]
-                    writer.append(SESSION_FACTS, {fact.fact_id: fact for fact in facts})
+                    backfill_sessions(writer, chunk)
                     added += len(chunk)
                     bar.update(len(chunk))
         except Error as fault:
@@ -50,16 +47,3 @@ class Command(BaseCommand):
                 " written stays: run the command again."
             ) from fault
         self.stdout.write(f"{added} sessions added")
-
-
-def _fact(session: Session) -> SessionFact:
-    assert session.duration is not None  # it has ended
-    return make_session_fact(
-        fact_id=f"backfill:{session.id}",
-        session_id=session.id,
-        anonymous_id=session.anonymous_id,
-        user_id=session.user_id,
-        created_at=session.created_at,
-        last_activity_at=session.last_activity_at,
-        duration_seconds=session.duration // timedelta(seconds=1),
-    )

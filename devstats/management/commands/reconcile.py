@@ -1,0 +1,176 @@
+"""manage.py reconcile --from .. --to .. [--repair] [--json]"""
+
+import json
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error
+from kafka.errors import KafkaError
+from tqdm import tqdm
+
+from devstats.ledger import Count, Ledger, draw_up
+from devstats.management.storage import opened_writer
+from devstats.writer import FactWriter
+from pinactivity.faults import describe_fault
+from pinactivity.periods import parse_moment
+from pinactivity.times import iso_utc
+
+_LOST = 1
+_NO_ANSWER = 2
+
+_COLUMNS = ("closed", "outbox", "offsets", "facts", "lost", "duplicated", "late", "not comparable")
+
+_DESCRIPTION = """\
+Hold what ended in PostgreSQL against the outbox, Kafka and ClickHouse, by topic and hour.
+
+A message is found by its id in each store, and belongs to the hour (UTC) in which its session or
+view ended: by the row; without one by the event's CreatedAt; a fact that nothing else is left of
+by its LastActivityAt.
+
+  closed          rows in PostgreSQL (kept for ACTIVITY_RETENTION_AGE)
+  outbox          messages in the outbox (published ones are kept for OUTBOX_PUBLISHED_KEPT)
+  offsets         messages in Kafka (kept for the topic's retention)
+  facts           distinct sessions or views in ClickHouse
+  lost            no fact, and none to come: parked messages and dead letters too, for they are
+                  not stored before somebody acts; the reasons are told apart below the table
+  duplicated      offsets beyond one for each message; no reader counts them
+  late            no fact yet, but pending in the outbox, or unread by the consumers' group
+  not comparable  stored, but so old that PostgreSQL, the outbox or Kafka no longer has it
+
+Exit codes: 0 nothing is lost; 1 something is, after the repair if there was one;
+2 a store does not answer, or the arguments make no sense.
+"""
+
+
+class Command(BaseCommand):
+    help = _DESCRIPTION
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.formatter_class = RawDescriptionHelpFormatter  # a table, not prose
+        return parser
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        bound = "A date (midnight UTC) or an ISO 8601 time with an offset; half-open."
+        parser.add_argument("--from", dest="since", type=parse_moment, required=True, help=bound)
+        parser.add_argument("--to", dest="until", type=parse_moment, required=True, help=bound)
+        parser.add_argument(
+            "--repair",
+            action="store_true",
+            help="Add the facts of lost rows from PostgreSQL, then count again. Harmless twice.",
+        )
+        parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+    def handle(
+        self, *args: Any, since: datetime, until: datetime, repair: bool, **options: Any
+    ) -> None:
+        if since >= until:
+            raise CommandError("--from must be before --to.", returncode=_NO_ANSWER)
+        repaired = 0
+        with _explained_faults(), opened_writer() as writer:
+            ledger = _draw_up(writer, since, until, repair=repair)
+            if repair and (found := ledger.total()).lost:
+                repaired = found.lost.total() - found.unrepairable
+                ledger = _draw_up(writer, since, until, repair=False)
+        if options["json"]:
+            self.stdout.write(json.dumps(_as_json(ledger, repaired)))
+        else:
+            self._print(ledger)
+            if repair:
+                self.stdout.write(f"{repaired} facts added from PostgreSQL")
+        total = ledger.total()
+        if total.lost:
+            hint = f" {total.unrepairable} of them have no row to repair from." * bool(
+                total.unrepairable
+            )
+            raise CommandError(f"{_reasons(total.lost)} lost.{hint}", returncode=_LOST)
+
+    def _print(self, ledger: Ledger) -> None:
+        titles = {topic for topic, _ in ledger.counts}
+        for topic in sorted(titles):
+            self.stdout.write(topic)
+            self.stdout.write(f"  {'hour':<17}" + "".join(f"{name:>16}" for name in _COLUMNS))
+            for hour, count in _hours(ledger, topic):
+                self.stdout.write(f"  {hour:%Y-%m-%dT%H:%MZ}" + _cells(count))
+            self.stdout.write(f"  {'total':<17}" + _cells(ledger.total(topic)))
+        total = ledger.total()
+        for reason, number in sorted(total.lost.items()):
+            self.stdout.write(f"lost: {number} {reason}")
+        self.stdout.write(
+            f"lost {total.lost.total()}, duplicated {total.duplicated}, late {total.late},"
+            f" not comparable {total.not_comparable}"
+        )
+
+
+def _draw_up(writer: FactWriter, since: datetime, until: datetime, *, repair: bool) -> Ledger:
+    with tqdm(desc="repair" if repair else "reconcile", unit=" rows", disable=None) as bar:
+        return draw_up(writer, since=since, until=until, repair=repair, advance=bar.update)
+
+
+def _hours(ledger: Ledger, topic: str) -> list[tuple[datetime, Count]]:
+    return sorted(
+        ((hour, count) for (name, hour), count in ledger.counts.items() if name == topic),
+        key=lambda pair: pair[0],
+    )
+
+
+def _figures(count: Count) -> tuple[int, ...]:
+    return (
+        count.closed,
+        count.outbox,
+        count.kafka,
+        count.facts,
+        count.lost.total(),
+        count.duplicated,
+        count.late,
+        count.not_comparable,
+    )
+
+
+def _cells(count: Count) -> str:
+    return "".join(f"{figure:>16}" for figure in _figures(count))
+
+
+def _reasons(lost: Counter[Any]) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(lost.items()))
+
+
+def _as_json(ledger: Ledger, repaired: int) -> dict[str, Any]:
+    def named(count: Count) -> dict[str, Any]:
+        names = ("Closed", "Outbox", "Offsets", "Facts", "Lost", "Duplicated", "Late")
+        figures = zip((*names, "NotComparable"), _figures(count), strict=True)
+        return {**dict(figures), "LostBecause": {str(why): n for why, n in count.lost.items()}}
+
+    return {
+        "From": iso_utc(ledger.since),
+        "To": iso_utc(ledger.until),
+        "Repaired": repaired,
+        "Total": named(ledger.total()),
+        "Hours": [
+            {"Topic": topic, "Hour": iso_utc(hour), **named(count)}
+            for (topic, hour), count in sorted(ledger.counts.items())
+        ],
+    }
+
+
+@contextmanager
+def _explained_faults() -> Iterator[None]:
+    """Tell which store does not answer, each by an exit code that is not that of a loss."""
+    try:
+        yield
+    except CommandError as fault:  # ClickHouse's, as `opened_writer` tells it
+        raise CommandError(str(fault), returncode=_NO_ANSWER) from fault
+    except Error as fault:
+        raise CommandError(
+            f"PostgreSQL is away or busy ({describe_fault(fault)['errorClass']}).",
+            returncode=_NO_ANSWER,
+        ) from fault
+    except (KafkaError, OSError) as fault:
+        raise CommandError(
+            f"Kafka does not answer: {type(fault).__name__}.", returncode=_NO_ANSWER
+        ) from fault

@@ -1,0 +1,72 @@
+"""Celery's entry to the ledger."""
+
+import threading
+import time
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from celery import shared_task
+from celery.signals import worker_shutting_down
+from django.conf import settings
+from django.db import Error
+from kafka.errors import KafkaError
+
+from devstats.clickhouse import StorageUnavailable
+from devstats.ledger import HOUR, Stopped, all_streams, draw_up, hour_of
+from devstats.writer import FactWriter
+from pinactivity.clock import statement_time
+from pinactivity.faults import describe_fault
+from pinactivity.metrics import DEV_STATS_RECONCILE_LAST_SUCCESS, DEV_STATS_RECONCILE_LOST
+
+log = structlog.get_logger(__name__)
+
+_LONGEST_RUN = timedelta(minutes=5)
+"""A worker whose task runs for longer passes for stuck. A run that is cut off is no success."""
+_stopping = threading.Event()
+
+
+@worker_shutting_down.connect
+def _stop_run(**_: Any) -> None:
+    """End the run at its next chunk. Sent in the main process: hence `--pool threads`."""
+    _stopping.set()
+
+
+@shared_task(ignore_result=True)
+def reconcile() -> None:
+    """Draw up the ledger of the last whole hours; it writes nothing, and is harmless twice.
+
+    What ended in the present hour is left to the next run, not because it would be taken for lost.
+    """
+    if not settings.DEV_STATS.reconciled:
+        return
+    deadline = time.monotonic() + _LONGEST_RUN.total_seconds()
+    try:
+        until = hour_of(statement_time())
+        with closing(FactWriter()) as writer:
+            ledger = draw_up(
+                writer,
+                since=until - max(settings.DEV_STATS.reconciled, HOUR),
+                until=until,
+                stop=lambda: _stopping.is_set() or time.monotonic() > deadline,
+            )
+    except Stopped:
+        log.warning("ledger not finished")
+        return
+    except (Error, KafkaError, OSError, StorageUnavailable) as fault:
+        log.warning("ledger not drawn up", **describe_fault(fault.__cause__ or fault))
+        return
+    for stream in all_streams():
+        DEV_STATS_RECONCILE_LOST.labels(stream.topic).set(ledger.total(stream.topic).lost.total())
+    DEV_STATS_RECONCILE_LAST_SUCCESS.set_to_current_time()
+    total = ledger.total()
+    log.info(
+        "ledger drawn up",
+        closed=total.closed,
+        facts=total.facts,
+        lost=total.lost.total(),
+        duplicated=total.duplicated,
+        late=total.late,
+        notComparable=total.not_comparable,
+    )
