@@ -25,7 +25,7 @@ class DevStatsOptions:
     """How long ClickHouse may take for an answer. Its client asks twice, and the loop polls only
     between two calls: a few of them must fit between the polls that keep a member in its group."""
     reconciled: timedelta = timedelta(days=1)
-    """How far back the ledger is drawn up every hour; 0 is never. A loss is told of for so long."""
+    """How far back the ledger is drawn up every hour: for how long a loss is told of."""
     cluster: str = ""
     """Name of a replicated cluster, whose tables then are replicated and distributed."""
 
@@ -37,8 +37,8 @@ class DevStatsOptions:
             faults["flush_interval"] = "Must be from 00:00:00 to 00:01:00."
         if not timedelta(seconds=1) <= self.storage_timeout <= timedelta(minutes=1):
             faults["storage_timeout"] = "Must be from 00:00:01 to 00:01:00."
-        if not timedelta(0) <= self.reconciled <= timedelta(days=30):
-            faults["reconciled"] = "Must be from 00:00:00 to 30.00:00:00."
+        if not timedelta(hours=1) <= self.reconciled <= timedelta(days=30):
+            faults["reconciled"] = "Must be from 01:00:00 to 30.00:00:00."
         if self.cluster and not _NAME.fullmatch(self.cluster):
             faults["cluster"] = "Must be a name of letters, digits, _ and -."
         if faults:

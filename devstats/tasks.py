@@ -14,7 +14,7 @@ from django.db import Error
 from kafka.errors import KafkaError
 
 from devstats.clickhouse import StorageUnavailable
-from devstats.ledger import HOUR, Stopped, all_streams, draw_up, hour_of
+from devstats.ledger import Stopped, all_streams, draw_up, hour_of
 from devstats.writer import FactWriter
 from pinactivity.clock import statement_time
 from pinactivity.faults import describe_fault
@@ -37,17 +37,15 @@ def _stop_run(**_: Any) -> None:
 def reconcile() -> None:
     """Draw up the ledger of the last whole hours; it writes nothing, and is harmless twice.
 
-    What ended in the present hour is left to the next run, not because it would be taken for lost.
+    Not of the present hour: what ended a moment ago would make every run look late.
     """
-    if not settings.DEV_STATS.reconciled:
-        return
     deadline = time.monotonic() + _LONGEST_RUN.total_seconds()
     try:
         until = hour_of(statement_time())
         with closing(FactWriter()) as writer:
             ledger = draw_up(
                 writer,
-                since=until - max(settings.DEV_STATS.reconciled, HOUR),
+                since=until - settings.DEV_STATS.reconciled,
                 until=until,
                 stop=lambda: _stopping.is_set() or time.monotonic() > deadline,
             )
