@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from django.conf import settings
@@ -87,7 +87,7 @@ class Count:
     not_comparable: int = 0
     """Stored, and older than what PostgreSQL, the outbox or Kafka keeps."""
 
-    def __iadd__(self, other: "Count") -> "Count":
+    def __iadd__(self, other: "Count") -> Self:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
@@ -243,9 +243,7 @@ class _Offsets:
     def chunks(self, since: datetime, until: datetime) -> Iterator[dict[str, datetime]]:
         """Yield keys whose events were created within a period, with those times."""
         after = ""
-        while rows := list(
-            self._select("WHERE key > ? ORDER BY key LIMIT ?", (after, _CHUNK))
-        ):
+        while rows := list(self._select("WHERE key > ? ORDER BY key LIMIT ?", (after, _CHUNK))):
             after = rows[-1][0]
             yield {
                 key: place.created_at
@@ -343,9 +341,7 @@ class _Comparison:
         self._began = began
         self._outbox_since = began - settings.OUTBOX.published_kept
 
-    def run(
-        self, repair: bool, advance: Callable[[int], object], stop: Callable[[], bool]
-    ) -> None:
+    def run(self, repair: bool, advance: Callable[[int], object], stop: Callable[[], bool]) -> None:
         since, until = self._ledger.since, self._ledger.until
         for rows in self._stream.ended(since=since, until=until, size=_CHUNK):
             _check(stop)

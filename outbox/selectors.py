@@ -83,9 +83,7 @@ def deliveries(topic: str, keys: Iterable[str]) -> Mapping[str, Delivery]:
     return found
 
 
-def unpublished(
-    topic: str, *, since: datetime, until: datetime
-) -> Iterator[tuple[str, datetime]]:
+def unpublished(topic: str, *, since: datetime, until: datetime) -> Iterator[tuple[str, datetime]]:
     """Yield key and time of the pending and the parked messages of a topic and a time."""
     for messages in (OutboxMessage.objects.pending(), OutboxMessage.objects.parked()):
         rows = messages.filter(topic=topic, created_at__gte=since, created_at__lt=until)

@@ -150,9 +150,7 @@ def ended_view_chunks(
     yield from _sliced(views.filter(still_open, session__created_at__lt=until), size)
 
 
-def _sliced(
-    views: "QuerySet[PropertyObjectView]", size: int
-) -> Iterator[list[PropertyObjectView]]:
+def _sliced(views: "QuerySet[PropertyObjectView]", size: int) -> Iterator[list[PropertyObjectView]]:
     rows = views.iterator(chunk_size=size)
     while chunk := list(islice(rows, size)):
         yield chunk

@@ -1,6 +1,6 @@
 """What a topic still holds: read without a group, from a time on, to where it ends now."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -39,20 +39,28 @@ def partitions_of(reader: KafkaConsumer, topic: str) -> list[TopicPartition]:
 
 
 def find_since(
-    reader: KafkaConsumer, parts: list[TopicPartition], since: datetime | None
+    reader: KafkaConsumer,
+    parts: list[TopicPartition],
+    since: datetime | None,
+    *,
+    ends: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, int]:
     """Return each partition's first offset with this time (the broker's timestamp) or later.
 
     Args:
         since: None is the beginning; where there is nothing so late, the end is returned.
+        ends: Where the partitions end, if the caller has found them.
     """
     if since is None or not parts:
         return dict(reader.beginning_offsets(parts)) if parts else {}
     found = reader.offsets_for_times(dict.fromkeys(parts, int(since.timestamp() * 1000)))
     # Past the end Kafka answers nothing, the embedded broker offset 0 with timestamp -1.
     beyond = [part for part in parts if found.get(part) is None or found[part].timestamp < 0]
-    ends = find_ends(reader, beyond) if beyond else {}
-    return {part: ends[part] if part in ends else found[part].offset for part in parts}
+    if beyond and ends is None:
+        ends = find_ends(reader, beyond)
+    return {
+        part: ends[part] if ends and part in beyond else found[part].offset for part in parts
+    }
 
 
 def read(
@@ -66,8 +74,8 @@ def read(
     parts = partitions_of(reader, topic)
     if not parts:
         return None
-    places = find_since(reader, parts, since)
     ends = find_ends(reader, parts)
+    places = find_since(reader, parts, since, ends=ends)
     for part, offset in places.items():
         reader.seek(part, offset)
 

@@ -2,18 +2,27 @@
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 import pytest
 from clickhouse_connect.driver.client import Client
 from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.test import Client as ApiClient
 
+from devstats.dimension import store_objects
+from devstats.facts import PropertyObject
+from devstats.ledger import hour_of
 from devstats.options import DevStatsOptions
+from devstats.writer import FactWriter
 from outbox.models import OutboxMessage
+from pinactivity.ids import new_id
 from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.locks import REPLAY, advisory_lock
 from sessions.models import ActivityCloserRun, Session
@@ -22,6 +31,7 @@ from tests.acceptance import oracle
 from tests.consuming import drive, real_consumer
 from tests.dev_stats import SESSIONS, VIEWS, count_rows, read_sessions, stop_merges
 from tests.kafka import go_on_from, publish_outbox, skip_to_end
+from tests.tokens import SECRET, bearer, development_token
 from views.models import (
     PropertyObjectView,
     PropertyObjectViewStats,
@@ -131,10 +141,16 @@ def test_shipped_visits_become_exactly_the_predicted_rows_and_events(
     consume_view_stats(count=len(views))
     assert_stats_are(expected)
 
+    settings.JWT_DEVELOPMENT_SECRET = SECRET
+    give_objects_to_developers()
     stop_merges(clickhouse)
+    answers = []
     for _ in range(2):  # the second time both topics are read again
         consume_facts(clickhouse, expected, since=began)
         assert_facts_are(clickhouse, expected)
+        assert_ledger_is_whole(expected)
+        answers.append(answers_of_the_api())
+    assert answers[0] == answers[1]
 
 
 def consume_facts(
@@ -198,6 +214,58 @@ def assert_facts_are(clickhouse: Client, expected: list[oracle.ExpectedSession])
     )
     totals = oracle.session_totals(expected)
     assert read_sessions(clickhouse) == (totals.count, totals.total_seconds)
+
+
+DEVELOPERS = [uuid5(NAMESPACE_URL, f"developer:{number}") for number in range(3)]
+
+
+def give_objects_to_developers() -> None:
+    """Let each developer own a third of the objects, since before they were viewed."""
+    ids = PropertyObjectView.objects.order_by("property_object_id").values_list(
+        "property_object_id", flat=True
+    )
+    owned = [
+        PropertyObject(object_id, DEVELOPERS[place % 3], None, START - timedelta(days=1))
+        for place, object_id in enumerate(ids.distinct())
+    ]
+    with closing(FactWriter()) as writer:
+        assert store_objects(writer, owned) == len(owned)
+
+
+def answers_of_the_api() -> list[Any]:
+    """What each developer is told, but for when the newest of it was stored."""
+    answers = []
+    for developer in DEVELOPERS:
+        token = development_token(new_id(), developer_id=str(developer))
+        for path in ("sessions", "property-objects"):
+            response = ApiClient().get(
+                f"/api/dev-stats/{path}/summary",
+                {"From": "2026-11-01", "To": "2026-11-03"},
+                headers=bearer(token),
+            )
+            assert response.status_code == 200
+            answers.append({**response.json(), "FreshAsOf": None})
+            assert answers[-1].get("Items") or answers[-1]["Total"]["Sessions"]
+    return answers
+
+
+def assert_ledger_is_whole(expected: list[oracle.ExpectedSession]) -> None:
+    """Every ended row has its outbox row, one offset and one fact, in the hour of its end."""
+    output = io.StringIO()
+    call_command("reconcile", "--from=2026-11-01", "--to=2026-11-03", "--json", stdout=output)
+    ledger = json.loads(output.getvalue())
+    hours = Counter[tuple[str, datetime]]()
+    for session in expected:
+        hours[SESSION_ENDED, hour_of(session.ended_at)] += 1
+        for view in session.views:
+            hours[VIEW_ENDED, hour_of(view.ended_at)] += 1
+    stores = ("Closed", "Outbox", "Offsets", "Facts")
+    assert {
+        (hour["Topic"], datetime.fromisoformat(hour["Hour"])): [hour[name] for name in stores]
+        for hour in ledger["Hours"]
+    } == {place: [number] * len(stores) for place, number in hours.items()}
+    others = ("Lost", "Duplicated", "Late", "NotComparable")
+    assert [ledger["Total"][name] for name in others] == [0, 0, 0, 0]
 
 
 def consume_view_stats(*, count: int) -> None:
