@@ -30,7 +30,6 @@ from outbox.selectors import Delivery, deliveries, unpublished
 from pinactivity.clock import statement_time
 from pinactivity.ids import parse_id
 from pinactivity.kafka.consumer import registered_consumers
-from pinactivity.kafka.dead_letters import REASON
 from pinactivity.kafka.history import (
     committed_offsets,
     kept_since,
@@ -231,8 +230,8 @@ class _Offsets:
     ) -> None:
         self._file.execute(
             "INSERT INTO places VALUES (?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET"
-            " copies = copies + excluded.copies, unread = unread + excluded.unread,"
-            " dead = dead + excluded.dead",
+            " created_at = coalesce(created_at, excluded.created_at), dead = dead + excluded.dead,"
+            " copies = copies + excluded.copies, unread = unread + excluded.unread",
             (key, created_at and created_at.isoformat(), copies, unread, dead),
         )
 
@@ -270,17 +269,16 @@ def _read_offsets(stream: Stream, since: datetime, stop: Callable[[], bool]) -> 
         parts = partitions_of(reader, stream.topic)
         # First: what the group commits while the topic is read was unread, which is right too.
         committed = committed_offsets(servers, stream.group, parts) if parts else {}
-        for number, raw in enumerate(read(reader, stream.topic, since=since) or ()):
-            if number % _CHUNK == 0 and stop():
-                raise Stopped
-            if raw.value is None:
-                continue  # a tombstone is no message
-            unread = raw.offset >= committed.get((raw.topic, raw.partition), 0)
-            offsets.add(_key(raw), _created_at(raw), copies=1, unread=unread, dead=0)
         letters = dead_letter_topic(stream.topic, stream.group)
-        for raw in read(reader, letters, since=since) or ():
-            if REASON in dict(raw.headers):
+        records = read(reader, stream.topic, letters, since=since) or ()
+        for number, raw in enumerate(records):
+            if number % _CHUNK == 0:
+                _check(stop)
+            if raw.topic == letters:
                 offsets.add(_key(raw), None, copies=0, unread=0, dead=1)
+            elif raw.value is not None:  # a tombstone is no message
+                unread = raw.offset >= committed.get((raw.topic, raw.partition), 0)
+                offsets.add(_key(raw), _created_at(raw), copies=1, unread=unread, dead=0)
     return offsets
 
 

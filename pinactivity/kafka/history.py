@@ -58,20 +58,18 @@ def find_since(
     beyond = [part for part in parts if found.get(part) is None or found[part].timestamp < 0]
     if beyond and ends is None:
         ends = find_ends(reader, beyond)
-    return {
-        part: ends[part] if ends and part in beyond else found[part].offset for part in parts
-    }
+    return {part: ends[part] if ends and part in beyond else found[part].offset for part in parts}
 
 
 def read(
-    reader: KafkaConsumer, topic: str, *, since: datetime | None = None
+    reader: KafkaConsumer, *topics: str, since: datetime | None = None
 ) -> Iterator[RawRecord] | None:
-    """Read a topic to where it ends at the time of the call; None when there is no such topic.
+    """Read topics to where they end at the time of the call; None when there is none of them.
 
     Args:
         since: See `find_since`.
     """
-    parts = partitions_of(reader, topic)
+    parts = [part for topic in topics for part in partitions_of(reader, topic)]
     if not parts:
         return None
     ends = find_ends(reader, parts)
