@@ -298,8 +298,9 @@ def run_insert(connection: Connection, insert: re.Match[bytes], sql: bytes) -> A
 def summary_of(result: Any) -> dict[str, str]:
     """Build the summary header's content."""
     return {
-        "read_rows": str(result.rows_read()),
-        "read_bytes": str(result.bytes_read()),
+        "read_rows": str(result.storage_rows_read()),
+        "read_bytes": str(result.storage_bytes_read()),
+        "result_rows": str(result.rows_read()),
         "elapsed_ns": str(int(result.elapsed() * 1e9)),
     }
 

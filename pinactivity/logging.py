@@ -57,6 +57,15 @@ _SHARED: list[structlog.typing.Processor] = [
 ]
 
 
+# One list for good: a logger keeps the one that it met at its first line.
+_PROCESSORS: list[structlog.typing.Processor] = [
+    structlog.stdlib.filter_by_level,
+    structlog.stdlib.PositionalArgumentsFormatter(),
+    *_SHARED,
+    structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+]
+
+
 def logging_config(*, level: str, readable: bool) -> dict[str, Any]:
     """Build the dictionary of `logging.config`, for Django's LOGGING."""
     renderer: structlog.typing.Processor = (
@@ -103,12 +112,7 @@ def configure(config: dict[str, Any]) -> None:
     """Set up logging; Django calls it with LOGGING (setting LOGGING_CONFIG)."""
     logging.config.dictConfig(config)
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.stdlib.PositionalArgumentsFormatter(),
-            *_SHARED,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=_PROCESSORS,
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,

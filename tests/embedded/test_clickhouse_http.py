@@ -328,9 +328,11 @@ def test_the_summary_counts_rows(server: Server, client: Client, table: str) -> 
     assert summary.written_rows == 5
     where = urlsplit(server.address)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=10)
-    connection.request("POST", "/?query_id=mine", b"SELECT 1")
+    counting = b"SELECT count() FROM numbers(1000) WHERE number % 2 = 0"
+    connection.request("POST", "/?query_id=mine", counting)
     response = connection.getresponse()
     response.read()
     connection.close()
     assert response.headers["X-ClickHouse-Query-Id"] == "mine"
-    assert "read_rows" in json.loads(response.headers["X-ClickHouse-Summary"])
+    told = json.loads(response.headers["X-ClickHouse-Summary"])
+    assert (told["read_rows"], told["result_rows"]) == ("1000", "1")

@@ -79,8 +79,8 @@ def test_whoever_keeps_the_closer_out_is_found() -> None:
 def test_options_named_are_those_of_the_environment() -> None:
     named = set(re.findall(r"`([A-Z]+_[A-Z_]+)(?:=[^`]+)?`", RUNBOOK))
     assert len(named) > 5
-    example = (ROOT / "deploy/.env.example").read_text()
-    assert named <= set(re.findall(r"^#?([A-Z_]+)=", example, re.MULTILINE))
+    settings = (ROOT / "pinactivity/settings.py").read_text()
+    assert named <= set(re.findall(r"env\.\w+\(\s*\"([A-Z_]+)\"", settings))
 
 
 def test_something_is_found() -> None:

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import structlog
 from celery import Celery, shared_task
+from django.conf import settings
 from django.db import IntegrityError, connection, transaction
 from django.test import RequestFactory
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from structlog.testing import capture_logs
 
 from pinactivity.clock import statement_time
 from pinactivity.faults import describe_fault
 from pinactivity.ids import new_id
+from pinactivity.logging import configure
 from pinactivity.tracing import correlate
 from sessions.closer import ActivityCloser
 from sessions.options import ActivityCloserOptions
@@ -244,3 +247,13 @@ def test_text_of_an_exception_reaches_no_span(db: None, spans: InMemorySpanExpor
     assert result.failures > 0
     assert "activity-closer" in found
     assert [mark for mark in MARKS if mark in found] == []
+
+
+def test_logging_set_up_again_keeps_the_loggers_that_are_in_use() -> None:
+    """Django's set-up may come twice to a process; a logger keeps what it met at its first line."""
+    log = structlog.get_logger("tests.set_up_again")
+    log.info("before")
+    configure(settings.LOGGING)
+    with capture_logs() as lines:
+        log.info("after")
+    assert [line["event"] for line in lines] == ["after"]

@@ -3,6 +3,8 @@
 import logging
 import time
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -94,7 +96,6 @@ class Command(BaseCommand):
         # A lost tail of a replay is no loss: what is there stays whole all the same.
         with connection.cursor() as cursor:
             cursor.execute("SET synchronous_commit = off")
-        logging.getLogger("sessions.closer").setLevel(logging.WARNING)  # a line a tick says little
         replay = Replay(
             visits,
             start=start,
@@ -103,7 +104,10 @@ class Command(BaseCommand):
             closer=ActivityCloser(settings.ACTIVITY_CLOSER),
         )
         began = time.monotonic()
-        with tqdm(total=len(visits), desc="replay", unit=" visits", disable=None) as bar:
+        with (
+            _quiet(logging.getLogger("sessions.closer")),  # a line a tick says little
+            tqdm(total=len(visits), desc="replay", unit=" visits", disable=None) as bar,
+        ):
             result = replay.run(advance=bar.update)
         seconds = time.monotonic() - began
         self.stdout.write(
@@ -112,6 +116,16 @@ class Command(BaseCommand):
             f" {result.sessions_closed} sessions and {result.views_closed} views closed,"
             f" {result.sessions_closed + result.views_closed} events"
         )
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _shipped_user_agents() -> list[str]:
