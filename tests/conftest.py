@@ -43,7 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--dev-stats-scale",
         choices=("small", "full"),
         default="small",
-        help="full takes minutes of outages in tests/integration/test_dev_stats_ingest.py",
+        help="full takes minutes of outages in tests/integration/test_dev_stats_ingest.py, and"
+        " 2,000 calls of each read in tests/acceptance/test_schema_conformance.py",
     )
     parser.addoption(
         "--picture",

@@ -11,30 +11,35 @@ from uuid import UUID
 import pytest
 import schemathesis
 import yaml
+from clickhouse_connect.driver.client import Client as ClickHouse
 from django.conf import settings as django_settings
 from django.core.wsgi import get_wsgi_application
 from django.urls import URLResolver, get_resolver
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis import APIOperation, Case
+from hypothesis import strategies as st
+from schemathesis import APIOperation, Case, GenerationMode
 from schemathesis.specs.openapi.checks import (
     missing_required_header,
     negative_data_rejection,
     positive_data_acceptance,
 )
 
+from devstats.writer import FactWriter
 from pinactivity.ids import new_id
 from pinactivity.options import RateLimitOptions
 from pinactivity.problems import PROBLEMS
 from sessions.models import Session
 from tests.factories import make_session, make_view
+from tests.integration.test_dev_stats_api import MARCH, session_fact, store, view_fact
 from tests.tokens import SECRET, bearer, development_token
 from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-USER = UUID(int=0xA)
+USER, DEVELOPER = UUID(int=0xA), UUID(int=0xD)
 LEAST_CALLS = 112
 """Of an operation with a kind of token: 18 of them make more than 2,000."""
+DEV_STATS = "/api/dev-stats/"
 
 COMMITTED = django_settings.BASE_DIR / "docs" / "openapi.yaml"
 SCHEMA = schemathesis.openapi.from_path(COMMITTED, config=schemathesis.Config(seed=20260301))
@@ -44,6 +49,12 @@ OPERATIONS: dict[str, APIOperation[Any, Any, Any, Any]] = {
     SCHEMA[path][method].definition.raw["operationId"]: SCHEMA[path][method]
     for path in SCHEMA
     for method in SCHEMA[path]
+}
+
+OF_DEV_STATS = {
+    name: operation
+    for name, operation in OPERATIONS.items()
+    if operation.path.startswith(DEV_STATS)
 }
 
 generated = settings(
@@ -57,13 +68,13 @@ generated = settings(
 
 TOKENS: dict[str, Callable[[], dict[str, str]]] = {
     "no token": dict,
-    "a valid token": lambda: bearer(development_token(USER)),
+    "a valid token": lambda: bearer(development_token(USER, developer_id=str(DEVELOPER))),
     "a token that is not valid": lambda: bearer(development_token(USER, aud="favorites")),
 }
 
 
 @pytest.fixture(autouse=True)
-def _without_limits(settings: Any) -> None:
+def _without_limits(settings: Any, clickhouse: ClickHouse) -> None:
     settings.JWT_DEVELOPMENT_SECRET = SECRET
     settings.RATE_LIMITS = RateLimitOptions(
         start_per_address=0, per_anonymous_id=0, per_address=0, heartbeats=0
@@ -86,6 +97,7 @@ def not_meant(case: Case[Any], response: schemathesis.Response) -> list[Any]:
         "From",  # one that is not before To
         "body",  # strict JSON: its numbers, its strings, its depth
         "FilterSnapshot",  # its size
+        *(("To",) if case.path.startswith(DEV_STATS) else ()),  # one that is too late
     }:
         excluded.append(positive_data_acceptance)
     if case.media_type == "text/plain" and "AnonymousId" in (
@@ -120,7 +132,65 @@ def known_device(case: Case[Any], view: PropertyObjectView) -> None:
         case.body.pop("AnonymousId", None)
 
 
-@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"list_own_sessions"}))
+@pytest.mark.parametrize("name", sorted(OF_DEV_STATS))
+@pytest.mark.parametrize(
+    ("claims", "accepted"),
+    [({"developer_id": str(DEVELOPER)}, {200, 400, 403}), ({}, {403})],
+    ids=["a developer", "nobody's"],
+)
+def test_developer_reads_his_own_whatever_is_asked(
+    name: str, claims: dict[str, Any], accepted: set[int], pytestconfig: pytest.Config
+) -> None:
+    """Days that there are, and any other; his own id, anybody's and none."""
+    store_visits(DEVELOPER, viewers=3)
+    store_visits(UUID(int=0xE), viewers=90)
+    headers = bearer(development_token(USER, **claims))
+    is_long = pytestconfig.getoption("--dev-stats-scale") == "full"
+    statuses: set[int] = set()
+    counts: set[int] = set()
+
+    @settings(generated, max_examples=2000 if is_long else 150)
+    @given(
+        st.one_of(OF_DEV_STATS[name].as_strategy(generation_mode=mode) for mode in GenerationMode),
+        st.sampled_from([{}, MARCH, {"From": "2026-03-01"}]),
+        st.sampled_from([{}, {"DeveloperId": str(DEVELOPER)}]),
+    )
+    def call(case: Case[Any], period: dict[str, str], named: dict[str, str]) -> None:
+        case.query = {**case.query, **period, **named}
+        response = case.call(headers=headers)
+        statuses.add(response.status_code)
+        if response.status_code == 200:
+            answer = response.json()
+            for item in answer.get("Items", [answer.get("Total")]):
+                counts.add(item.get("Views", item.get("Sessions")))
+        # What was generated to be refused may have become sound.
+        case.validate_response(
+            response,
+            headers=headers,
+            excluded_checks=[positive_data_acceptance, negative_data_rejection],
+        )
+
+    call()
+
+    assert accepted <= statuses <= accepted | {405}
+    assert max(counts, default=0) == (3 if claims else 0)
+
+
+def store_visits(developer: UUID, *, viewers: int) -> None:
+    """Store guests' sessions of March 1st, each with a view of one object of a developer."""
+    writer = FactWriter()
+    sessions = [session_fact() for _ in range(viewers)]
+    views = [
+        view_fact(session, developer_id=developer, property_object_id=developer)
+        for session in sessions
+    ]
+    store(writer, *sessions, *views)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "name", sorted(OPERATIONS.keys() - {"list_own_sessions"} - OF_DEV_STATS.keys())
+)
 def test_valid_call_of_a_known_device_succeeds_and_restarts_nothing(name: str) -> None:
     operation = OPERATIONS[name]
     view = make_view(session=make_session(user_id=USER))
@@ -168,7 +238,8 @@ def test_schema_has_every_path_of_the_api_and_no_other() -> None:
     served = {
         f"/{prefix.pattern}{route.pattern}".replace("<str:", "{").replace(">", "}")
         for prefix in get_resolver().url_patterns
-        if isinstance(prefix, URLResolver) and str(prefix.pattern) == "api/user-activity/"
+        if isinstance(prefix, URLResolver)
+        and str(prefix.pattern) in {"api/user-activity/", DEV_STATS.removeprefix("/")}
         for route in prefix.url_patterns
     }
     assert served == set(SCHEMA)
@@ -193,6 +264,8 @@ def test_codes_of_problems_are_documented_by_status() -> None:
 
 def test_unknown_device_is_in_no_operation_an_error_but_for_link() -> None:
     for name, operation in OPERATIONS.items():
+        if name in OF_DEV_STATS:
+            continue
         body: dict[str, Any] = {
             "SessionId": str(new_id()),
             "PropertyObjectId": str(new_id()),
