@@ -1,5 +1,6 @@
 """Connections to ClickHouse, and what its faults mean."""
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -37,6 +38,10 @@ _ROW_FAULTS = frozenset(
         691,  # UNKNOWN_ELEMENT_OF_ENUM
     }
 )
+
+
+# What the driver raises over an answer that is cut short, or not ClickHouse's at all.
+_UNREADABLE = (ValueError, LookupError, ArithmeticError, EOFError, TypeError, struct.error)
 
 
 class StorageUnavailable(ServiceError):
@@ -109,4 +114,6 @@ def translated_faults() -> Iterator[None]:
     except (ClickHouseError, HTTPError, OSError) as fault:
         if getattr(fault, "code", None) in _ROW_FAULTS:
             raise RowRefused from fault
+        raise StorageUnavailable from fault
+    except _UNREADABLE as fault:
         raise StorageUnavailable from fault

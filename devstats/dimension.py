@@ -1,7 +1,9 @@
 """Whose a property object is, and the views that were stored before anybody knew."""
 
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -42,9 +44,15 @@ def store_objects(
     writer: FactWriter,
     objects: Sequence[PropertyObject],
     *,
+    now: datetime | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Add versions of objects, except those that say what is known of their moment already.
+    """Add versions of objects, except those that are known already.
+
+    Args:
+        now: Versions of this moment say whose an object is, not since when: one that tells
+            nothing new is left out. Any other is left out only if it is there as it is; that its
+            owner was the owner before does not do, since a change between the two may yet come.
 
     Returns:
         How many were added.
@@ -53,10 +61,16 @@ def store_objects(
         RowRefused, StorageUnavailable: see `FactWriter.append`; what was added stays.
     """
     added = 0
+    objects = sorted(objects, key=_moment)
     for start in range(0, len(objects), _OBJECTS_A_CHUNK):
         chunk = objects[start : start + _OBJECTS_A_CHUNK]
         known = find_versions(writer.client, (each.property_object_id for each in chunk))
-        new = [each for each in chunk if not _is_known(each, known[each.property_object_id])]
+        new = []
+        for each in chunk:
+            versions = known[each.property_object_id]
+            if not _is_known(each, versions, now):
+                new.append(each)
+                insort(versions, each, key=_moment)
         if new:
             writer.append(
                 PROPERTY_OBJECTS,
@@ -67,8 +81,16 @@ def store_objects(
     return added
 
 
-def _is_known(version: PropertyObject, known: Sequence[PropertyObject]) -> bool:
-    owner = owner_at(known, version.updated_at)
+def _moment(version: PropertyObject) -> datetime:
+    return version.updated_at
+
+
+def _is_known(
+    version: PropertyObject, known: Sequence[PropertyObject], now: datetime | None
+) -> bool:
+    if version.updated_at != now:
+        return version in known
+    owner = owner_at(known, now)
     return owner is not None and owner[1:3] == version[1:3]
 
 

@@ -196,7 +196,7 @@ def _query(
     bounds = {"since": period.since or _FIRST, "until": period.until or _LAST}
     try:
         with translated_faults():
-            return (
+            rows = (
                 reader(settings.CLICKHOUSE_URL)
                 .query(
                     statement,
@@ -210,6 +210,9 @@ def _query(
             )
     except RowRefused as fault:  # nothing is written here, so it is not of a row
         raise StorageUnavailable from fault
+    if not rows:  # there is always a total, of nothing too: this was no answer
+        raise StorageUnavailable
+    return rows
 
 
 def _moment(moment: datetime) -> str:

@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -220,6 +220,8 @@ class CuttingProxy:
         """Inserts whose answer is still to be lost."""
         self.requests: list[bytes] = []
         """The heads of all requests."""
+        self.spoil: Callable[[bytes], Iterable[bytes]] | None = None
+        """Makes of an answer what comes of it, piece by piece, before the connection ends."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -245,6 +247,10 @@ class CuttingProxy:
                     answer = _read_http(answers)
                 if self.cuts and b"INSERT" in request:
                     self.cuts -= 1
+                    return
+                if self.spoil:
+                    for piece in self.spoil(answer):
+                        client.sendall(piece)
                     return
                 client.sendall(answer)
 

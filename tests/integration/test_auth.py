@@ -861,6 +861,12 @@ def test_issued_token_is_valid_and_carries_its_claims(api: Client, secret: None)
     assert payload["exp"] - payload["iat"] == 300
 
 
+@pytest.mark.parametrize("minutes", ["0", "-5", "99999999999", "x"])
+def test_lifetime_that_is_no_date_is_refused(secret: None, minutes: str) -> None:
+    with pytest.raises(CommandError, match="--minutes"):
+        issue(str(USER), "--minutes", minutes)
+
+
 @pytest.mark.parametrize("user_id", ["", "somebody", NIL])
 def test_token_for_nobody_is_not_issued(secret: None, user_id: str) -> None:
     with pytest.raises(CommandError, match="not valid"):

@@ -33,7 +33,7 @@ from pinactivity.times import iso_utc
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
-from tests.dev_stats import stop_merges
+from tests.dev_stats import lossy_clickhouse, stop_merges
 from tests.factories import make_session, make_view
 from tests.integration.test_api import assert_invalid, problem
 from tests.tokens import SECRET, bearer, development_token
@@ -554,6 +554,51 @@ def test_clickhouse_away_is_503_with_retry_after(path: str, settings: Any) -> No
     response = get(path, **MARCH)
     refused(response, 503, "DEV_STATS_STORAGE_UNAVAILABLE")
     assert int(response.headers["Retry-After"]) > 0
+
+
+def answer(
+    body: bytes, *, status: str = "200 OK", declared: int | None = None, encoding: str = ""
+) -> bytes:
+    """Make an answer over HTTP; `declared` is the length that it claims to have."""
+    length = len(body) if declared is None else declared
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Type: application/octet-stream\r\n"
+        f"{encoding}Content-Length: {length}\r\n\r\n"
+    ).encode() + body
+
+
+BLOCK = b"\x01\x01\x01a\x06String\x02\xff\xfe"
+"""A column `a` of one row, whose text is no text; in the format Native."""
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        answer(b""),
+        answer(BLOCK, declared=5000),
+        *(answer(BLOCK[:length]) for length in range(1, len(BLOCK))),
+        answer(BLOCK, encoding="Content-Encoding: gzip\r\n"),
+        answer(b"<!DOCTYPE html><html><body>Welcome</body></html>"),
+        answer(b"\xff" * 40),
+        answer(b"", status="204 No Content"),
+        answer(b"", status="401 Unauthorized"),
+        answer(b"", status="404 Not Found"),
+        answer(b"\xff", status="500 Internal Server Error"),
+        answer(b"", status="503 Service Unavailable"),
+    ],
+)
+def test_answer_that_is_half_or_not_clickhouses_is_503(
+    spoilt: bytes, clickhouse: ClickHouse
+) -> None:
+    with lossy_clickhouse() as proxy:
+        assert get(SESSIONS, **MARCH).status_code == 200
+        proxy.spoil = lambda _: [spoilt]
+        refused(get(SESSIONS, **MARCH), 503, "DEV_STATS_STORAGE_UNAVAILABLE")
+        proxy.spoil = None
+        assert get(SESSIONS, **MARCH).status_code == 200
 
 
 @BOTH

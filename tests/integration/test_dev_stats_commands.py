@@ -12,6 +12,8 @@ from clickhouse_connect.driver.client import Client
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
+from devstats.dimension import find_versions
+from devstats.facts import owner_at
 from devstats.models import DeveloperAccess
 from outbox.models import OutboxMessage
 from pinactivity.ids import new_id
@@ -90,6 +92,49 @@ def test_change_of_an_owner_is_another_version(clickhouse: Client, tmp_path: Pat
     run("load_property_objects", write(tmp_path, f"{flat},{new_id()},,"))
     run("load_property_objects", write(tmp_path, f"{flat},{new_id()},,"))
     assert count_rows(clickhouse, "property_objects") == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "owners"),
+    [
+        # Owned by 1 from the start: not known by being his until the change before is told too.
+        ("2022 1", ["2020 1", "2021 2"], {2020: 1, 2021: 2, 2022: 1}),
+        # His again: what was said before the change came says nothing of after it.
+        ("2019 1", ["2021 1", "2020 2"], {2019: 1, 2020: 2, 2021: 1}),
+        ("2019 1", [" 1", "2020 2"], {2019: 1, 2020: 2, 2999: 1}),
+    ],
+)
+def test_no_change_of_an_owner_is_taken_for_known(
+    clickhouse: Client, tmp_path: Path, first: str, then: list[str], owners: dict[int, int]
+) -> None:
+    flat = new_id()
+
+    def line(version: str) -> str:
+        year, owner = version.split(" ")
+        moment = year and f"{year}-01-01T00:00:00Z"
+        return f"{flat},{UUID(int=int(owner))},,{moment}"
+
+    run("load_property_objects", write(tmp_path, line(first)))
+    run("load_property_objects", write(tmp_path, *map(line, then)))
+
+    known = find_versions(clickhouse, [flat])[flat]
+    for year, owner in owners.items():
+        found = owner_at(known, datetime(year, 6, 1, tzinfo=UTC))
+        assert found is not None
+        assert found.developer_id == UUID(int=owner)
+
+
+def test_repeated_line_is_one_and_another_owner_of_its_moment_a_fault(
+    clickhouse: Client, tmp_path: Path
+) -> None:
+    flat, developer = new_id(), new_id()
+    line = f"{flat},{developer},,2026-03-01T00:00:00Z"
+    assert run("load_property_objects", write(tmp_path, line, line)) == (
+        "1 loaded, 0 known already\n"
+    )
+    other = f"{flat},{new_id()},,2026-03-01T01:00:00+01:00"
+    with pytest.raises(CommandError, match="line 3: a line before names another owner"):
+        run("load_property_objects", write(tmp_path, line, other))
 
 
 @pytest.mark.parametrize(

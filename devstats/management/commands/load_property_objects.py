@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from django.core.management.base import BaseCommand, CommandError
 from tqdm import tqdm
@@ -35,8 +36,9 @@ class Command(BaseCommand):
         parser.add_argument("file", type=Path)
 
     def handle(self, *args: Any, file: Path, **options: Any) -> None:
+        now = datetime.now(UTC)
         try:
-            objects = read_objects(file)
+            objects = read_objects(file, now=now)
         except UnreadableObjects as fault:
             raise CommandError(f"{file}: {fault}") from fault
         except OSError as fault:
@@ -45,18 +47,20 @@ class Command(BaseCommand):
             opened_writer() as writer,
             tqdm(total=len(objects), desc="load", unit=" objects", disable=None) as bar,
         ):
-            added = store_objects(writer, objects, advance=bar.update)
+            added = store_objects(writer, objects, now=now, advance=bar.update)
         self.stdout.write(f"{added} loaded, {len(objects) - added} known already")
 
 
-def read_objects(path: Path) -> list[PropertyObject]:
-    """Read a file as a whole.
+def read_objects(path: Path, *, now: datetime) -> list[PropertyObject]:
+    """Read a file as a whole; a line that repeats another is left out.
+
+    Args:
+        now: For an UpdatedAt that is empty.
 
     Raises:
         UnreadableObjects: the first fault, with its line.
         OSError: no such file.
     """
-    now = datetime.now(UTC)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(_read(csv.DictReader(file, strict=True), now))
@@ -72,11 +76,12 @@ def _read(rows: "csv.DictReader[str]", now: datetime) -> Iterator[PropertyObject
             f"the first line must name the columns {', '.join(_REQUIRED)}, and if wanted"
             f" {', '.join(_OPTIONAL)}"
         )
+    read: dict[tuple[UUID, datetime], PropertyObject] = {}
     for row in rows:
         if None in row or None in row.values():
             raise UnreadableObjects(f"line {rows.line_num}: not as many fields as the heading")
         try:
-            yield PropertyObject(
+            version = PropertyObject(
                 property_object_id=parse_id(row["PropertyObjectId"]),
                 developer_id=parse_id(row["DeveloperId"]),
                 brand_id=parse_id(row["BrandId"]) if row.get("BrandId") else None,
@@ -84,6 +89,14 @@ def _read(rows: "csv.DictReader[str]", now: datetime) -> Iterator[PropertyObject
             )
         except ValueError as fault:
             raise UnreadableObjects(f"line {rows.line_num}: {fault}") from fault
+        moment = version.property_object_id, version.updated_at
+        if moment not in read:
+            read[moment] = version
+            yield version
+        elif read[moment] != version:
+            raise UnreadableObjects(
+                f"line {rows.line_num}: a line before names another owner of this moment"
+            )
 
 
 def _past(text: str, now: datetime) -> datetime:

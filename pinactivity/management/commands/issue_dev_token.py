@@ -1,6 +1,6 @@
 """manage.py issue_dev_token USER_ID"""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,13 +11,23 @@ from django.core.management.base import BaseCommand, CommandError
 from pinactivity.ids import parse_id
 
 
+def _minutes(text: str) -> int:
+    """Read at most a year's: as an expiry, much more would be no date."""
+    minutes = int(text)
+    if not 1 <= minutes <= 366 * 24 * 60:
+        raise ArgumentTypeError("must be from 1 to 527040")
+    return minutes
+
+
 class Command(BaseCommand):
     help = "Print a token for a user, signed with the development secret; never in production."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("user_id")
         parser.add_argument("--developer-id", help="The claim developer_id.")
-        parser.add_argument("--minutes", type=int, default=60, help="How long it is valid (60).")
+        parser.add_argument(
+            "--minutes", type=_minutes, default=60, help="How long it is valid (60)."
+        )
 
     def handle(
         self,
