@@ -39,7 +39,7 @@ def draw_sessions(days: Days) -> SafeString:
     return _figure(
         "sessions-by-day",
         "Sessions by day",
-        f"{sum(counts):,} {_noun(sum(counts))} on {len(days)} days, {most:,} a day at most.",
+        f"{sum(counts):,} {_noun(sum(counts))} on {_count_days(days)}, {most:,} a day at most.",
         days,
         scale=f"up to {most:,} a day",
         shapes=_bars(bars),
@@ -212,6 +212,10 @@ def _bar(place: int, value: float, most: float) -> str:
         width=_STEP - _GAP,
         height=_HEIGHT * value / (most or 1),
     )
+
+
+def _count_days(days: Days) -> str:
+    return f"{len(days)} day{'s' if len(days) > 1 else ''}"
 
 
 def _noun(count: int) -> str:

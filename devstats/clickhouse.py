@@ -4,6 +4,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from math import ceil
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
@@ -76,10 +77,15 @@ def connect_writer(*, database: str | None = DATABASE, timeout: timedelta | None
 def connect_reader() -> Client:
     """Connect as the API does: `readonly=1`; threads may share the client.
 
+    ClickHouse itself gives a read up after the time that an answer may take. The client's timeout
+    is of silence, which the headers of progress that it asks for break; a web thread would be held
+    for as long as a query ran.
+
     Raises:
         StorageUnavailable: away, or without the database.
     """
-    return _connect(DATABASE, {"readonly": 1})
+    seconds = settings.DEV_STATS.storage_timeout.total_seconds()
+    return _connect(DATABASE, {"readonly": 1, "max_execution_time": ceil(seconds)})
 
 
 def _connect(

@@ -4,6 +4,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from devstats.migrating import (
     read_migrations,
     render,
 )
+from devstats.options import DevStatsOptions
 from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
 from embedded.server import Server
 from embedded.stack import private_server
@@ -220,6 +222,17 @@ def test_clickhouse_away_is_told_by_class_and_code(settings: Any) -> None:
     with pytest.raises(CommandError, match="ClickHouse is away or refuses") as raised:
         run_command()
     assert "hunter2" not in str(raised.value)
+
+
+def test_clickhouse_ends_a_read_that_takes_too_long_by_itself(
+    client: Client, settings: Any
+) -> None:
+    run_command()
+    settings.DEV_STATS = DevStatsOptions(storage_timeout=timedelta(seconds=1.5))
+    reader = connect_reader()
+    ((seconds,),) = reader.query("SELECT toFloat64(getSetting('max_execution_time'))").result_rows
+    assert seconds == 2
+    reader.close()
 
 
 def test_reader_can_read_and_cannot_write(client: Client) -> None:
