@@ -151,7 +151,9 @@ def test_developer_reads_his_own_whatever_is_asked(
 
     @settings(generated, max_examples=2000 if is_long else 150)
     @given(
-        st.one_of(OF_DEV_STATS[name].as_strategy(generation_mode=mode) for mode in GenerationMode),
+        st.one_of(
+            *(OF_DEV_STATS[name].as_strategy(generation_mode=mode) for mode in GenerationMode)
+        ),
         st.sampled_from([{}, MARCH, {"From": "2026-03-01"}]),
         st.sampled_from([{}, {"DeveloperId": str(DEVELOPER)}]),
     )

@@ -323,6 +323,7 @@ def test_last_day_is_included_whole_and_said_half_open_c23(writer: FactWriter) -
         store_of(writer, OWNER, 60, start=start)
     response = show(reader(OWNER), From="2026-03-07", Through="2026-03-07")
     assert cards(response)["Sessions"] == "1"
+    assert "1 session on 1 day, 1 a day at most." in text_of(response)
     assert "from 2026-03-07 00:00 to 2026-03-08 00:00 UTC, the latter not included" in text_of(
         response
     )
