@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from uuid import UUID
 
+from django.utils.decorators import method_decorator
+from django.views.decorators.cache import never_cache
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
@@ -61,6 +63,11 @@ _PROBLEMS = problems(
 )
 
 
+# One developer's figures: nobody on the way keeps a copy.
+_sealed = method_decorator(never_cache, name="dispatch")
+
+
+@_sealed
 class SessionsSummaryView(ApiView):
     @extend_schema(
         operation_id="summarise_sessions",
@@ -93,6 +100,7 @@ class SessionsSummaryView(ApiView):
         )
 
 
+@_sealed
 class PropertyObjectsSummaryView(ApiView):
     @extend_schema(
         operation_id="summarise_property_objects",

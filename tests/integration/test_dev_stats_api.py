@@ -152,6 +152,15 @@ def test_the_tokens_own_developer_may_be_named(path: str, clickhouse: ClickHouse
 
 
 @BOTH
+@pytest.mark.parametrize("developer", [OWNER, None])
+def test_nobody_on_the_way_keeps_an_answer(
+    path: str, developer: UUID | None, clickhouse: ClickHouse
+) -> None:
+    kept = get(path, developer, **MARCH).headers["Cache-Control"]
+    assert {"no-store", "private"} <= set(kept.split(", "))
+
+
+@BOTH
 def test_token_that_is_absent_expired_or_forged_gets_401(path: str) -> None:
     refused(Client().get(path, MARCH), 401, "UNAUTHORIZED")
     expired = development_token(
