@@ -5,8 +5,8 @@
 - the rate: events/s of the relay with a backlog, in turn with those of a producer that has the
   same bytes ready and waits for each acknowledgement; and the CPU time of each for an event;
 - the latency: 500 events/s, 10 a transaction, written here; a worker of Celery publishes them,
-  woken by commits, with beat's tick as the bound. From the moment before the commit to the
-  moment after the mark's statement was begun (`published_at`), which lies behind Kafka's word;
+  woken by commits, with beat's tick as the bound. From the moment before the commit until a
+  consumer has the event, which lies behind Kafka's acknowledgement;
 - the rate with a REPEATABLE READ transaction held: its last part against its first
   (`held_xmin_ratio`), at full load all the time (`--held-seconds 600` for the design's case).
 """
@@ -16,8 +16,10 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -25,7 +27,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import connection, transaction
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from bench.measure import (
     BenchFailed,
@@ -44,7 +46,7 @@ from outbox.services import enqueue
 from pinactivity.clock import statement_time
 from pinactivity.ids import new_id
 from pinactivity.kafka.producer import KafkaPublisher, Message, producer_settings
-from pinactivity.kafka.topics import SESSION_ENDED, TOPICS, create_topics
+from pinactivity.kafka.topics import SESSION_ENDED, TOPICS, create_topics, find_ends
 from pinactivity.times import iso_utc
 from sessions.events import SessionEnded
 
@@ -206,32 +208,58 @@ def _worker() -> Iterator[None]:
             process.wait(30)
 
 
+@contextmanager
+def _arrivals() -> Iterator[dict[bytes, float]]:
+    """Consume; give the keys that have come so far, each with the clock's time of its coming.
+
+    At the end of the block everything that the broker has is in.
+    """
+    consumer = KafkaConsumer(
+        bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS, group_id=None, enable_auto_commit=False
+    )
+    numbers = consumer.partitions_for_topic(SESSION_ENDED)
+    find_ends(consumer, [TopicPartition(SESSION_ENDED, number) for number in numbers or ()])
+    arrived: dict[bytes, float] = {}
+    is_over = threading.Event()
+
+    def consume() -> None:
+        while (batches := consumer.poll(timeout_ms=1000)) or not is_over.is_set():
+            now = time.monotonic()
+            arrived.update((record.key, now) for batch in batches.values() for record in batch)
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            consuming = pool.submit(consume)
+            try:
+                yield arrived
+            finally:
+                is_over.set()
+            consuming.result()
+    finally:
+        consumer.close()
+
+
 def measure_latency(seconds: float) -> dict[str, Any]:
     """Write at a steady pace while a worker publishes; the first seconds are not counted."""
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE outbox_messages RESTART IDENTITY")
     interval = _EVENTS_A_TRANSACTION / _RATE
-    with _worker():
+    with _worker(), _arrivals() as arrived:
         _write(1)
         _wait_for_delivery(60)
         began = time.monotonic()
-        committed: dict[str, datetime] = {}
+        committed: dict[bytes, float] = {}
         for number in range(int(seconds / interval)):
             time.sleep(max(began + number * interval - time.monotonic(), 0.0))
             moment = statement_time()
             events = [_ended(moment) for _ in range(_EVENTS_A_TRANSACTION)]
             with transaction.atomic():
                 enqueue(events)
-                now = statement_time()
-            committed |= {str(event.session_id): now for event in events}
+                now = time.monotonic()
+            committed |= {str(event.session_id).encode(): now for event in events}
         taken = time.monotonic() - began
         _wait_for_delivery(60)
-    published = dict(OutboxMessage.objects.values_list("key", "published_at"))
-    latencies = [
-        (at - committed[key]).total_seconds() * 1000
-        for key, at in published.items()
-        if at is not None and key in committed
-    ]
+    latencies = [(arrived[key] - at) * 1000 for key, at in committed.items()]
     cuts = statistics.quantiles(latencies, n=100)
     return {
         "latency_events_per_second": round(len(committed) / taken),

@@ -4,12 +4,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import structlog
 from django.db import connection, transaction
+from django.db.backends.utils import CursorWrapper
 from django.db.models import Exists, F, FloatField, Func, OuterRef, Q, TextField
 from django.db.models.functions import Cast, Now
 
@@ -113,6 +115,15 @@ class _Batch:
     is_held: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What Kafka said of a batch; of the rest nothing is known, and it stays as it is."""
+
+    published: list[_Row] = field(default_factory=list)
+    parked: list[tuple[_Row, DeliveryFault]] = field(default_factory=list)
+    faulty: list[tuple[_Row, DeliveryFault]] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class _Place:
     """Up to which id everything of a shard has been seen, so that reading begins behind it.
@@ -183,6 +194,7 @@ class OutboxRelay:
         self._places = {shard: _Place() for shard in options.shard_numbers}
         self._faults_in_a_row: Counter[str] = Counter()
         self._was_away = True  # for all that this relay knows
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="outbox-mark")
 
     def run(
         self,
@@ -290,12 +302,42 @@ class OutboxRelay:
         )
 
     def _publish(self, batch: _Batch) -> RelayResult:
-        """Publish a batch, within the transaction, and mark it."""
+        """Publish a batch, within the transaction, and mark what Kafka acknowledged.
+
+        1. PostgreSQL marks the whole batch while Python fills the producer and Kafka answers:
+           nobody sees that before the commit, and a relay that dies has marked nothing.
+        2. Unless all of it was acknowledged, that is undone, and exactly the acknowledged
+           messages are marked.
+        """
         if not batch.rows:
             return RelayResult(is_held=batch.is_held)
-        published: list[_Row] = []
-        parked: list[tuple[_Row, DeliveryFault]] = []
-        faulty: list[tuple[_Row, DeliveryFault]] = []
+        with transaction.atomic(), connection.cursor() as cursor:
+            marking = self._beside.submit(_mark_published, cursor, batch.rows)
+            try:
+                answers = self._send(batch)
+            finally:
+                marking.result()
+            is_marked = len(answers.published) == len(batch.rows)
+            transaction.set_rollback(not is_marked)
+        answered_at = statement_time()
+        if not is_marked:
+            with connection.cursor() as cursor:
+                _mark_published(cursor, answers.published)
+        for row, delivery in answers.parked:
+            _park(row, delivery, answered_at)
+        self._make_wait(answers.faulty, {row.topic for row in answers.published})
+        _report(answers.published, answers.faulty, answered_at)
+        return RelayResult(
+            len(batch.rows),
+            len(answers.published),
+            len(answers.parked),
+            answers.faulty[-1][1].code if answers.faulty else None,
+            batch.is_held or bool(answers.faulty),
+        )
+
+    def _send(self, batch: _Batch) -> _Answers:
+        """Send a batch to Kafka, wave by wave. The connection is not ours meanwhile."""
+        answers = _Answers()
         stuck: set[str] = set()
         end = time.monotonic() + self._options.delivery_timeout.total_seconds()
         for wave in _waves(batch.rows, batch.alone):
@@ -306,27 +348,15 @@ class OutboxRelay:
             faults = self._publisher.publish([_to_message(row) for row in sendable])
             for row, delivery in zip(sendable, faults, strict=True):
                 if delivery is None:
-                    published.append(row)
+                    answers.published.append(row)
                 elif delivery.message_at_fault:
-                    parked.append((row, delivery))
+                    answers.parked.append((row, delivery))
                 else:
                     stuck.add(row.key)
-                    faulty.append((row, delivery))
-            if time.monotonic() > end or (faulty and not published):
+                    answers.faulty.append((row, delivery))
+            if time.monotonic() > end or (answers.faulty and not answers.published):
                 break  # the rest stays as it is, and is read again
-        answered_at = statement_time()
-        _mark_published([row.id for row in published], answered_at)
-        for row, delivery in parked:
-            _park(row, delivery, answered_at)
-        self._make_wait(faulty, {row.topic for row in published})
-        _report(published, faulty, answered_at)
-        return RelayResult(
-            len(batch.rows),
-            len(published),
-            len(parked),
-            faulty[-1][1].code if faulty else None,
-            batch.is_held or bool(faulty),
-        )
+        return answers
 
     def _make_wait(self, faulty: Sequence[tuple[_Row, DeliveryFault]], working: set[str]) -> None:
         """Write down until when messages wait.
@@ -452,14 +482,13 @@ def _to_message(row: _Row) -> Message:
     )
 
 
-def _mark_published(ids: list[int], answered_at: datetime) -> None:
+def _mark_published(cursor: CursorWrapper, rows: Sequence[_Row]) -> None:
     # Raw SQL: as one array a thousand ids are one value to parse, and not a thousand.
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE outbox_messages SET published_at = %s, next_attempt_at = NULL"
-            " WHERE id = ANY(%s)",
-            [answered_at, ids],
-        )
+    cursor.execute(
+        "UPDATE outbox_messages SET published_at = statement_timestamp(), next_attempt_at = NULL"
+        " WHERE id = ANY(%s)",
+        [[row.id for row in rows]],
+    )
 
 
 def _make_message_wait(row: _Row, fault: DeliveryFault) -> None:

@@ -15,7 +15,7 @@ import pytest
 from celery import current_app
 from django.conf import settings
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import Error, connection, transaction
 from django.test import Client
 
 from outbox.models import OutboxMessage
@@ -33,6 +33,7 @@ from pinactivity.times import iso_utc
 from sessions.events import SessionEnded, SessionLinked
 from tests.concurrency import run_together
 from tests.factories import make_session
+from tests.processes import wait_until
 from tests.tokens import SECRET, bearer, development_token
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -279,6 +280,110 @@ def test_lower_id_that_commits_late_is_still_sent(publisher: Any) -> None:
     finally:
         late.close()
     assert relay(publisher).run().published == 1
+
+
+# -- marks, which are made while the batch is sent -----------------------------------------
+
+
+class _AfterTheMarks:
+    """Publishes, the first time, when the relay's transaction has marked the batch."""
+
+    def __init__(self, publisher: Publisher, then: Callable[[Any], None] = lambda _: None) -> None:
+        self._publisher, self._then = publisher, then
+        self._is_marked = False
+
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+        if not self._is_marked:
+            self._is_marked = True
+            self._wait_for_marks()
+        return self._publisher.publish(messages)
+
+    def _wait_for_marks(self) -> None:
+        other = connection.copy()
+        try:
+            wait_until(lambda: not unlocked(other), what="the marks")
+            with other.cursor() as cursor:
+                cursor.execute("SELECT count(published_at) FROM outbox_messages")
+                assert cursor.fetchone() == (0,), "told before Kafka's word was known"
+            self._then(other)
+        finally:
+            other.close()
+
+    def is_reachable(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+def unlocked(other: Any) -> list[Any]:
+    """Return the ids of messages that no transaction has changed or locked."""
+    with other.cursor() as cursor:
+        cursor.execute("SELECT id FROM outbox_messages FOR UPDATE SKIP LOCKED")
+        return cursor.fetchall()  # type: ignore[no-any-return]  # a cursor's
+
+
+@pytest.mark.kafka
+def test_marks_made_while_a_batch_is_sent_are_kept_for_what_kafka_acknowledged_alone(
+    publisher: Any, read_topic: Callable[[str], list[Any]]
+) -> None:
+    poisoned, key = new_id(), new_id()
+    enqueue_committed(
+        session_ended(session_id=key),
+        session_ended(session_id=poisoned),
+        session_ended(session_id=poisoned, version=3),
+        session_ended(session_id=key, version=3),
+        session_ended(),
+    )
+    unsendable = OutboxMessage.objects.latest("id")
+    OutboxMessage.objects.filter(id=unsendable.id).update(topic="not a topic's name")
+    failing = _Failing(publisher, lambda message: message.key == str(poisoned).encode())
+
+    result = relay(_AfterTheMarks(failing)).run_once()
+
+    assert (result.claimed, result.published, result.parked) == (5, 2, 1)
+    states = OutboxMessage.objects.order_by("id")
+    assert [(row.delivery, row.attempts) for row in states] == [
+        ("Published", 0),
+        ("Waiting (CorruptRecordError)", 1),
+        ("Pending", 0),
+        ("Published", 0),
+        ("Parked (ValueError)", 1),
+    ]
+    end_waits()
+    assert relay(publisher).run().published == 2
+    assert versions_by_key(read_topic(SESSION_ENDED)) == {
+        str(each).encode(): [2, 3] for each in (key, poisoned)
+    }
+
+
+@pytest.mark.kafka
+def test_batch_whose_transaction_is_lost_after_its_marks_is_sent_again(
+    publisher: Any, read_topic: Callable[[str], list[Any]]
+) -> None:
+    """Whoever ends it, marks that nobody committed count for nothing."""
+    key = new_id()
+    enqueue_versions([key], range(2, 4))
+    enqueue_committed(*[session_ended() for _ in range(5)])
+    enqueue_versions([key], range(4, 5))
+
+    def end_the_relays_connection(other: Any) -> None:
+        with other.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+    with pytest.raises(Error):
+        relay(_AfterTheMarks(publisher, end_the_relays_connection)).run_once()
+    connection.close()
+    assert OutboxMessage.objects.pending().count() == 8
+
+    assert relay(publisher).run().published == 8
+    arrived = read_topic(SESSION_ENDED)
+    ids = [dict(record.headers)["MessageId"].decode() for record in arrived]
+    assert len(ids) > 8, "some were sent twice, with the same id"
+    assert set(ids) == set(map(str, OutboxMessage.objects.values_list("message_id", flat=True)))
+    assert versions_by_key(arrived)[str(key).encode()] == [2, 3, 4]
 
 
 # -- several relays ------------------------------------------------------------------------
