@@ -41,7 +41,7 @@ from bench.measure import (
 )
 from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
-from outbox.relay import OutboxRelay, _fetch, _to_message
+from outbox.relay import OutboxRelay, _fetch, _to_messages
 from outbox.services import enqueue
 from pinactivity.clock import statement_time
 from pinactivity.ids import new_id
@@ -89,7 +89,7 @@ class Backlog:
             cursor.execute("DROP TABLE IF EXISTS backlog")
             cursor.execute("CREATE TABLE backlog AS SELECT * FROM outbox_messages")
         rows = _fetch(OutboxMessage.objects.order_by("id"), events)
-        self.messages: list[Message] = [_to_message(row) for row in rows]
+        self.messages: list[Message] = _to_messages(rows)
 
     def load(self) -> None:
         with connection.cursor() as cursor:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kafka import KafkaProducer
 from kafka.errors import (
@@ -18,8 +18,7 @@ from kafka.errors import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     topic: str
     key: bytes | None
     value: bytes
