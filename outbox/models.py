@@ -77,6 +77,7 @@ class OutboxMessage(models.Model):
     headers = models.TextField()
     payload = models.TextField()
     created_at = models.DateTimeField(db_default=Now())
+    # The mark's moment: a batch is marked while it is sent, and told when Kafka has it all.
     published_at = models.DateTimeField(null=True, blank=True)
     attempts = models.IntegerField(
         db_default=0,

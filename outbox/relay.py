@@ -194,6 +194,7 @@ class OutboxRelay:
         self._places = {shard: _Place() for shard in options.shard_numbers}
         self._faults_in_a_row: Counter[str] = Counter()
         self._was_away = True  # for all that this relay knows
+        # One statement at a time, on the connection of the thread that waits for it.
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="outbox-mark")
 
     def run(
@@ -241,7 +242,8 @@ class OutboxRelay:
         4. Publish, and mark exactly what Kafka acknowledged.
 
         The network is called inside the transaction, which holds no row lock of sessions or
-        views, only the relay's own advisory lock; the publisher bounds the time.
+        views, only the relay's own advisory lock and the marks of its batch; the publisher
+        bounds the time.
         """
         place = self._places[shard]
         began = time.monotonic()
