@@ -112,7 +112,7 @@ class ReadRows:
         self._reader = reader(settings.CLICKHOUSE_URL)
         self._query = self._reader.query
         self.rows: list[int] = []
-        self._reader.query = self._noting  # type: ignore[method-assign]
+        self._reader.query = self._noting  # type: ignore[method-assign]  # the service's own client, listened to
 
     def _noting(self, *arguments: Any, **options: Any) -> Any:
         result = self._query(*arguments, **options)

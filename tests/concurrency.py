@@ -1,11 +1,13 @@
 """Races with real threads: each has its own connection, and all start at once."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self, TypeVar
+from contextlib import closing, contextmanager
+from typing import Any, Self, TypeVar
 
-from django.db import connections
+import psycopg
+from django.db import connection, connections
 
 T = TypeVar("T")
 
@@ -55,3 +57,19 @@ class Background:
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True)
+
+
+@contextmanager
+def beside() -> Iterator["psycopg.Connection[Any]"]:
+    """Open another connection to the same database."""
+    settings = connection.settings_dict
+    with closing(
+        psycopg.connect(
+            host=settings["HOST"],
+            port=settings["PORT"],
+            user=settings["USER"],
+            password=settings["PASSWORD"],
+            dbname=settings["NAME"],
+        )
+    ) as other:
+        yield other

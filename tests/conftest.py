@@ -144,3 +144,13 @@ def clickhouse(_clickhouse_tables: None) -> Iterator[Any]:
     clear_tables(client)
     yield client
     client.close()
+
+
+@pytest.fixture
+def writer(clickhouse: Any) -> Iterator[Any]:
+    """The one way into dev-stats' empty tables."""
+    from devstats.writer import FactWriter  # noqa: PLC0415 - needs settings
+
+    writer = FactWriter()
+    yield writer
+    writer.close()

@@ -2,10 +2,8 @@
 
 import json
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
-import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
@@ -20,7 +18,7 @@ from sessions.admin import CLOSED_AT_ONCE
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
-from tests.concurrency import Background, run_together
+from tests.concurrency import Background, beside, run_together
 from tests.factories import (
     MINUTE,
     make_due_sessions,
@@ -350,20 +348,6 @@ def test_postgresql_that_goes_away_in_the_middle_is_told(permitted: Client) -> N
 
     assert told == ["PostgreSQL went away: whether anything was closed, the list will show."]
     assert Session.objects.get().status == "Active"
-
-
-def beside() -> Any:
-    """Open another connection to the same database, for the block."""
-    settings = connection.settings_dict
-    return closing(
-        psycopg.connect(
-            host=settings["HOST"],
-            port=settings["PORT"],
-            user=settings["USER"],
-            password=settings["PASSWORD"],
-            dbname=settings["NAME"],
-        )
-    )
 
 
 def wait_for_waiting(count: int) -> list[int]:

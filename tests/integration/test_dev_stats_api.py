@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from clickhouse_connect.driver.client import Client as ClickHouse
 from django.db import connection
 from django.test import Client
 
+from devstats.clickhouse import connect_reader
 from devstats.dimension import Enrichment
 from devstats.facts import (
     TENANT,
@@ -52,13 +53,6 @@ MARCH = {"From": "2026-03-01", "To": "2026-04-01"}
 @pytest.fixture(autouse=True)
 def _development_secret(settings: Any) -> None:
     settings.JWT_DEVELOPMENT_SECRET = SECRET
-
-
-@pytest.fixture
-def writer(clickhouse: ClickHouse) -> Iterator[FactWriter]:
-    writer = FactWriter()
-    yield writer
-    writer.close()
 
 
 def get(path: str, developer: object = OWNER, **query: Any) -> Any:
@@ -203,8 +197,6 @@ def test_only_sessions_that_met_the_developers_objects_are_read_ac_scope(
 
 
 def test_reads_cannot_write(clickhouse: ClickHouse) -> None:
-    from devstats.clickhouse import connect_reader  # noqa: PLC0415 - beside its only use
-
     reader = connect_reader()
     assert reader.query("SELECT getSetting('readonly')").result_rows == [(1,)]
     reader.close()

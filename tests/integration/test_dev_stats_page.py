@@ -1,7 +1,6 @@
 """The page of dev-stats: who sees whose figures, and that they are the API's."""
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
@@ -42,13 +41,6 @@ PASSWORD = "right horse, wrong stable"
 @pytest.fixture(autouse=True)
 def _development_secret(settings: Any) -> None:
     settings.JWT_DEVELOPMENT_SECRET = SECRET
-
-
-@pytest.fixture
-def writer(clickhouse: ClickHouse) -> Iterator[FactWriter]:
-    writer = FactWriter()
-    yield writer
-    writer.close()
 
 
 def make_reader(*developers: UUID, name: str = "builder") -> User:

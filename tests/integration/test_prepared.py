@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
 from django.test import Client
@@ -16,6 +14,7 @@ from pinactivity.faults import LOCK_TIMEOUT, is_connection_lost, sqlstate
 from pinactivity.ids import new_id
 from pinactivity.prepared import PreparedStatement
 from sessions.models import EXTEND, Session, TouchedSession
+from tests.concurrency import beside
 from tests.factories import make_session
 from tests.integration.test_own_sessions import index_scans
 
@@ -56,22 +55,6 @@ def beat(client: Client, session: Session) -> int:
         "application/json",
         headers={"X-Anonymous-Id": str(session.anonymous_id), "User-Agent": "test"},
     ).status_code
-
-
-@contextmanager
-def beside() -> Iterator["psycopg.Connection[Any]"]:
-    """Open another connection to the same database."""
-    settings = connection.settings_dict
-    with closing(
-        psycopg.connect(
-            host=settings["HOST"],
-            port=settings["PORT"],
-            user=settings["USER"],
-            password=settings["PASSWORD"],
-            dbname=settings["NAME"],
-        )
-    ) as other:
-        yield other
 
 
 def executions(name: str) -> int:
