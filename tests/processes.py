@@ -16,6 +16,8 @@ from django.db import connection
 BIN = Path(sys.executable).parent
 MANAGE = [sys.executable, "manage.py"]
 CELERY = [str(BIN / "celery"), "-A", "pinactivity.celery"]
+_TOLD_LINES = 100
+"""Of a log, when a test fails."""
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -24,6 +26,9 @@ def environment(**variables: str) -> dict[str, str]:
     name = connection.settings_dict["NAME"]
     return {
         **os.environ,
+        # The embedded broker lets a group's first member wait for half of it, and goes by the
+        # first one that a group ever named.
+        "CONSUMER_SESSION_TIMEOUT": "00:00:06",
         "DATABASE_URL": urlunsplit(url._replace(path=f"/{name}")),
         **variables,
     }
@@ -31,7 +36,10 @@ def environment(**variables: str) -> dict[str, str]:
 
 @contextmanager
 def running(argv: list[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process; at the end of the block it is killed if it still lives."""
+    """Run a process; at the end of the block it is killed if it still lives.
+
+    When the block fails, pytest shows the end of the log with the failure.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(
             argv,
@@ -44,6 +52,10 @@ def running(argv: list[str], log: Path, **variables: str) -> Iterator[subprocess
         )
     try:
         yield process
+    except BaseException as fault:
+        told = "\n".join(log.read_text().splitlines()[-_TOLD_LINES:])
+        fault.add_note(f"The end of {log}:\n{told}")
+        raise
     finally:
         # With its children: granian's worker would outlive it.
         with suppress(ProcessLookupError):
@@ -64,7 +76,7 @@ def worker(queue: str, *options: str) -> list[str]:
     ]
 
 
-def wait_until(condition: Callable[[], object], *, seconds: float = 60, what: str = "") -> None:
+def wait_until(condition: Callable[[], object], *, seconds: float = 120, what: str = "") -> None:
     """Wait for a condition; the bound is generous because the machine may be busy.
 
     Raises:

@@ -377,7 +377,6 @@ def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
             OTEL_EXPORTER_OTLP_ENDPOINT=spans.endpoint,
             OTEL_BSP_SCHEDULE_DELAY="200",
             ACTIVITY_CLOSER_POLLING_INTERVAL="00:00:01",
-            CONSUMER_SESSION_TIMEOUT="00:00:06",
             RATE_LIMIT_HEARTBEATS="3",
             DEV_STATS_FLUSH_INTERVAL="00:00:01",
         ) as processes,

@@ -34,7 +34,7 @@ pytestmark = [
 
 GROUP = "user-activity-property-object-view-stats"
 CONSUME = [*MANAGE, "consume", "view-stats"]
-VARIABLES = {"CONSUMER_SESSION_TIMEOUT": "00:00:06", "PYTHONUNBUFFERED": "1"}
+VARIABLES = {"PYTHONUNBUFFERED": "1"}
 KILLS = 100
 
 

@@ -449,7 +449,6 @@ class Echo:
             [sys.executable, "manage.py", "consume", "echo", *arguments],
             self.log,
             DJANGO_SETTINGS_MODULE="tests.echo.settings",
-            CONSUMER_SESSION_TIMEOUT="00:00:06",
             ECHO_TOPIC=self.bench.topic,
             ECHO_GROUP=self.bench.group,
             ECHO_FILE=str(self.folder / "numbers"),
