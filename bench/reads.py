@@ -2,7 +2,8 @@
 
 `make bench NAME=reads` fills empty tables with 5 M session facts and 15 M view facts of 200
 developers over 90 days, a fifth of them the first developer's, and asks for both summaries, of the
-large developer and of ordinary ones, for a week and for the whole time. Requests go through the
+large developer and of ordinary ones, for a week and for the whole time. An object in a hundred was
+another developer's before (`--shared`). Requests go through the
 service's own WSGI application, without a network. It empties the tables again.
 """
 
@@ -23,11 +24,11 @@ from bench.measure import BenchFailed, conclude, say
 from devstats.clickhouse import connect_writer
 from devstats.facts import TENANT
 from devstats.selectors import reader
-from devstats.writer import SESSION_FACTS, VIEW_FACTS
+from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
 from pinactivity.ids import new_id
 from pinactivity.times import iso_utc
 
-_DAYS, _DEVELOPERS = 90, 200
+_DAYS, _DEVELOPERS, _OBJECTS = 90, 200, 20_000
 _SECRET = "of-a-bench-only-0123456789-0123456789-0123456789"
 _UNTIL = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 _SINCE = _UNTIL - timedelta(days=_DAYS)
@@ -58,11 +59,20 @@ _FILL_VIEWS = f"""
            object % 5 = 0 ? _id(1, 6) : _id(object % {_DEVELOPERS}, 6),
            session % 3 = 0 ? 'Investor' : 'Guest'
     FROM (
-        SELECT number, intDiv(number, 3) AS session, cityHash64(number, 7) % 20000 AS object,
+        SELECT number, intDiv(number, 3) AS session, cityHash64(number, 7) % {_OBJECTS} AS object,
                {{since:DateTime64(6, 'UTC')}}
                + toIntervalMicrosecond(number * {{step:UInt64}}) AS began
         FROM numbers({{first:UInt64}}, {{chunk:UInt64}})
     )
+"""
+_FILL_OBJECTS = f"""
+    INSERT INTO property_objects ({", ".join(PROPERTY_OBJECTS.columns)})
+    SELECT _id(number, 5),
+           number % 5 = 0 AND NOT before ? _id(1, 6)
+                                         : _id((number + before) % {_DEVELOPERS}, 6),
+           NULL, {{since:DateTime64(6, 'UTC')}} - toIntervalDay(1 + before), 0
+    FROM numbers({_OBJECTS}) ARRAY JOIN [0, 1] AS before
+    WHERE NOT before OR ({{shared:UInt64}} AND number % {{shared:UInt64}} = 0)
 """
 _CHUNK = 1_000_000
 
@@ -82,9 +92,11 @@ def _developer(number: int) -> UUID:
         client.close()
 
 
-def _fill(sessions: int) -> None:
+def _fill(sessions: int, shared: int) -> None:
     client = connect_writer(timeout=timedelta(minutes=5))
+    since = _SINCE.strftime("%Y-%m-%d %H:%M:%S")
     try:
+        client.command(_with_ids(_FILL_OBJECTS), parameters={"since": since, "shared": shared})
         for table, statement, count in (
             (SESSION_FACTS, _FILL_SESSIONS, sessions),
             (VIEW_FACTS, _FILL_VIEWS, 3 * sessions),
@@ -94,7 +106,7 @@ def _fill(sessions: int) -> None:
                     _with_ids(statement),
                     parameters={
                         "tenant": TENANT,
-                        "since": _SINCE.strftime("%Y-%m-%d %H:%M:%S"),
+                        "since": since,
                         "step": _DAYS * 86_400_000_000 // count,
                         "first": first,
                         "chunk": min(_CHUNK, count - first),
@@ -170,15 +182,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=5_000_000, help="with 3 views each")
     parser.add_argument("--calls", type=int, default=30, help="of each kind")
+    parser.add_argument(
+        "--shared", type=int, default=100, help="one object in so many had an owner before; 0: none"
+    )
     options = parser.parse_args()
     call_command("migrate_clickhouse", verbosity=0)
     client = connect_writer()
-    tables = (SESSION_FACTS.name, VIEW_FACTS.name)
+    tables = (SESSION_FACTS.name, VIEW_FACTS.name, PROPERTY_OBJECTS.name)
     try:
         if any(client.query(f"SELECT 1 FROM {table} LIMIT 1").result_rows for table in tables):
             raise BenchFailed("ClickHouse holds facts; this bench would delete them.")
         try:
-            _fill(options.sessions)
+            _fill(options.sessions, options.shared)
             results = _measure(options.calls)
         finally:
             for table in tables:

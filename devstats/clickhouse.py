@@ -16,6 +16,10 @@ from pinactivity.errors import ServiceError
 
 DATABASE = "pin_dev_stats"
 
+MOST_IDS = 1000
+"""Of a statement: ClickHouse takes a parameter of up to 128 KiB (`http_max_field_value_size`), an
+id has 39 bytes. Beyond 4 KiB the client sends parameters in the body, not in the address."""
+
 # Of one row's values: to parse, to convert, in bounds, within the constraints. Not among them is
 # what a changed table does to every row alike, such as TYPE_MISMATCH (53): that heals with the
 # table, and must not empty a topic into the dead letters.

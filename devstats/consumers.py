@@ -8,7 +8,7 @@ from typing import TypeVar
 from django.conf import settings
 
 from devstats.clickhouse import RowRefused, StorageUnavailable
-from devstats.dimension import find_versions
+from devstats.dimension import find_versions, store_objects
 from devstats.facts import (
     FUTURE_TOLERANCE,
     PropertyObject,
@@ -19,7 +19,7 @@ from devstats.facts import (
     decode_view,
     owned_by,
 )
-from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWriter, Row
+from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter, Row
 from pinactivity.kafka.consumer import (
     BatchLimits,
     ConsumerSpec,
@@ -116,7 +116,7 @@ class ViewFactsHandler:
 
 
 class PropertyObjectsHandler:
-    """A row of `property_objects` for each change of an object's owner."""
+    """A row of `property_objects` for each change of an object's owner, unless it is known."""
 
     def __init__(self) -> None:
         self._writer = FactWriter()
@@ -126,7 +126,7 @@ class PropertyObjectsHandler:
         return decode_property_object(record)
 
     def flush(self, entries: Sequence[Entry[PropertyObject]]) -> None:
-        """Add the rows.
+        """Add the rows, in the order of their messages.
 
         Raises:
             Poison: a CreatedAt lies more than an hour ahead: it would win until then.
@@ -135,8 +135,7 @@ class PropertyObjectsHandler:
         with _sink():
             latest = max(entry.row.updated_at for entry in entries)
             _refuse_future(self._writer, latest, "updated-at-in-the-future")
-            rows = _distinct(entries)
-            self._writer.append(PROPERTY_OBJECTS, rows)
+            store_objects(self._writer, list(_distinct(entries).values()))
         _observe_lag(_PROPERTY_OBJECTS_GROUP, entries)
 
     def close(self) -> None:

@@ -78,6 +78,8 @@ class PropertyObject(NamedTuple):
     developer_id: UUID
     brand_id: UUID | None
     updated_at: datetime
+    revision: int = 0
+    """Of several owners from one moment on: the highest was told last, and is the owner."""
 
 
 def make_session_fact(

@@ -23,7 +23,7 @@ from uuid import UUID
 from django.conf import settings
 
 from devstats.backfill import backfill_sessions, backfill_views
-from devstats.clickhouse import translated_faults
+from devstats.clickhouse import MOST_IDS, translated_faults
 from devstats.facts import TENANT
 from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter, Table
 from outbox.selectors import Delivery, deliveries, unpublished
@@ -46,8 +46,7 @@ from views.selectors import ended_view_chunks, existing_views
 HOUR = timedelta(hours=1)
 _CLOCKS_DIFFER = timedelta(minutes=15)
 """Between PostgreSQL's clock and that of the relay's host, which stamps what it sends."""
-_CHUNK = 1000
-"""Ids of a statement: what fits into the address of a query of ClickHouse."""
+_CHUNK = MOST_IDS
 
 
 class Lost(StrEnum):

@@ -76,14 +76,45 @@ class ObjectsSummary:
     fresh_as_of: datetime | None = None
 
 
+# A view is of the developer of its newest fact, and of nobody else: an owner that is told late
+# files it a second time, when its topic is read again. So views of objects that had other owners
+# too are held against those owners' facts of them, by the key; where no object of this developer
+# ever was another's, nothing is read for it.
+_WITHIN = """
+    EventTime >= {since:DateTime64(6, 'UTC')} AND EventTime < {until:DateTime64(6, 'UTC')}
+"""
+_SHARED_OBJECTS = """
+    SELECT PropertyObjectId FROM property_objects
+    WHERE DeveloperId != {developer:UUID} AND PropertyObjectId IN (
+        SELECT PropertyObjectId FROM property_objects WHERE DeveloperId = {developer:UUID}
+    )
+"""
+_VIEWS_OF_OTHERS = f"""
+    SELECT PropertyObjectViewId FROM property_object_view_facts
+    WHERE DeveloperId GLOBAL IN (
+        SELECT DeveloperId FROM property_objects WHERE PropertyObjectId IN ({_SHARED_OBJECTS})
+    )
+      AND PropertyObjectViewId GLOBAL IN (
+        SELECT PropertyObjectViewId FROM property_object_view_facts
+        WHERE DeveloperId = {{developer:UUID}} AND {_WITHIN}
+          AND PropertyObjectId GLOBAL IN ({_SHARED_OBJECTS})
+    )
+      AND {_WITHIN}
+    GROUP BY PropertyObjectViewId
+    HAVING argMax(DeveloperId, (IngestionTime, DeveloperId)) != {{developer:UUID}}
+"""
+_SCOPE = f"""
+    DeveloperId = {{developer:UUID}} AND {_WITHIN}
+      AND PropertyObjectViewId GLOBAL NOT IN ({_VIEWS_OF_OTHERS})
+"""
+
 # A session counts once, on the day of the developer's earliest view in it within the period. Copies
 # of a view share its session and its time, so that they need no collapsing here.
-_SESSIONS = """
+_SESSIONS = f"""
     WITH viewed AS (
         SELECT SessionId, min(EventTime) AS FirstViewedAt, max(IngestionTime) AS Ingested
         FROM property_object_view_facts
-        WHERE DeveloperId = {developer:UUID}
-          AND EventTime >= {since:DateTime64(6, 'UTC')} AND EventTime < {until:DateTime64(6, 'UTC')}
+        WHERE {_SCOPE}
         GROUP BY SessionId
     )
     SELECT grouping(Kind) = 0 AS IsOfKind, grouping(Day) = 0 AS IsOfDay, Kind, Day, count(),
@@ -98,7 +129,7 @@ _SESSIONS = """
             SELECT SessionId, max(IngestionTime) AS Ingested,
                    argMax(tuple(DurationSeconds, ViewerKind), IngestionTime) AS Newest
             FROM session_facts
-            WHERE TenantId = {tenant:String} AND EventTime < {until:DateTime64(6, 'UTC')}
+            WHERE TenantId = {{tenant:String}} AND EventTime < {{until:DateTime64(6, 'UTC')}}
               AND SessionId GLOBAL IN (SELECT SessionId FROM viewed)
             GROUP BY SessionId
         ) AS ended ON ended.SessionId = viewed.SessionId
@@ -154,9 +185,7 @@ _OBJECTS = f"""
                ) AS Newest,
                Newest.1 AS ObjectId
         FROM property_object_view_facts
-        WHERE DeveloperId = {{developer:UUID}}
-          AND EventTime >= {{since:DateTime64(6, 'UTC')}}
-          AND EventTime < {{until:DateTime64(6, 'UTC')}}
+        WHERE {_SCOPE}
         GROUP BY PropertyObjectViewId
     )
     GROUP BY GROUPING SETS ((), (ObjectId))

@@ -83,6 +83,7 @@ PROPERTY_OBJECTS = Table(
         "DeveloperId": "UUID",
         "BrandId": "Nullable(UUID)",
         "UpdatedAt": _TIME,
+        "Revision": "UInt32",
     },
 )
 

@@ -29,6 +29,8 @@ from embedded.http_body import BadBodyError, read_body, read_form
 MAX_CONCURRENT_QUERIES: Final = 32
 STOP_SECONDS: Final = 4.0
 HOST: Final = "127.0.0.1"
+MAX_FIELD_BYTES: Final = 128 * 1024
+"""Of one parameter, in the address or in a form: http_max_field_value_size, as it comes."""
 
 # Parameters that the HTTP interface itself consumes; every other one is a setting of the engine.
 TRANSPORT_PARAMETERS: Final = frozenset(
@@ -175,6 +177,8 @@ class Handler(BaseHTTPRequestHandler):
         if content_type.startswith("multipart/form-data"):
             fields |= read_form(body, content_type)
             body = b""
+        if any(len(text.encode()) > MAX_FIELD_BYTES for text in fields.values()):
+            raise ValueError("Code: 1000. DB::Exception: Field value too long. (POCO_EXCEPTION)")
         sql = b"\n".join(part for part in (fields.get("query", "").encode(), body) if part)
         parameters = {name[6:]: text for name, text in fields.items() if name.startswith("param_")}
         settings = {

@@ -125,6 +125,12 @@ def test_long_parameters_sent_as_a_form_arrive(client: Client) -> None:
     assert asked.result_rows == [(ids,)]
 
 
+def test_parameter_longer_than_a_server_takes_is_refused(client: Client) -> None:
+    ids = [uuid.uuid4() for _ in range(4000)]
+    with pytest.raises(DatabaseError, match="Field value too long"):
+        client.query("SELECT {ids:Array(UUID)}", parameters={"ids": ids})
+
+
 def test_a_large_result_is_streamed(client: Client) -> None:
     with client.query_row_block_stream("SELECT number FROM numbers(1000000)") as blocks:
         assert sum(row[0] for block in blocks for row in block) == 499_999_500_000

@@ -82,6 +82,7 @@ def test_file_of_objects_is_loaded_and_what_is_known_is_left_out(
         "DeveloperId": developer,
         "BrandId": brand,
         "UpdatedAt": CREATED_AT,
+        "Revision": 0,
     }
     assert rows[house]["BrandId"] is None
     assert before <= rows[house]["UpdatedAt"] <= datetime.now(UTC)
@@ -122,6 +123,26 @@ def test_no_change_of_an_owner_is_taken_for_known(
         found = owner_at(known, datetime(year, 6, 1, tzinfo=UTC))
         assert found is not None
         assert found.developer_id == UUID(int=owner)
+
+
+def test_of_two_owners_from_the_same_moment_on_the_later_load_tells(
+    clickhouse: Client, tmp_path: Path
+) -> None:
+    flat = new_id()
+    owners = [new_id() for _ in range(10)]
+    for owner in [*owners, owners[0]]:  # either order of their ids, and back to the first
+        line = f"{flat},{owner},,2026-03-01T00:00:00Z"
+        assert run("load_property_objects", write(tmp_path, line)) == (
+            "1 loaded, 0 known already\n"
+        )
+        assert run("load_property_objects", write(tmp_path, line)) == (
+            "0 loaded, 1 known already\n"
+        )
+        (version,) = find_versions(clickhouse, [flat])[flat]
+        assert version.developer_id == owner
+    clickhouse.command("OPTIMIZE TABLE property_objects FINAL")
+    (version,) = find_versions(clickhouse, [flat])[flat]
+    assert version.developer_id == owners[0]
 
 
 def test_repeated_line_is_one_and_another_owner_of_its_moment_a_fault(

@@ -10,10 +10,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -23,10 +25,11 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from devstats.clickhouse import DATABASE, connect_writer
-from devstats.dimension import Enrichment
-from devstats.facts import UNKNOWN_DEVELOPER
+from devstats.dimension import Enrichment, find_versions, store_objects
+from devstats.facts import UNKNOWN_DEVELOPER, PropertyObject
 from devstats.options import DevStatsOptions
-from devstats.writer import MOST_MONTHS, SESSION_FACTS, FactWriter
+from devstats.selectors import summarise_objects, summarise_sessions
+from devstats.writer import MOST_MONTHS, PROPERTY_OBJECTS, SESSION_FACTS, FactWriter
 from embedded.stack import find_free_port, private_server
 from pinactivity import tracing
 from pinactivity.ids import new_id
@@ -37,6 +40,7 @@ from pinactivity.kafka.topics import (
     PROPERTY_OBJECT_VIEW_ENDED,
     SESSION_ENDED,
 )
+from pinactivity.periods import Period
 from pinactivity.times import iso_utc
 from tests.consuming import Broker, MemoryBroker, RealBroker, RefusingPublisher, drive
 from tests.dev_stats import (
@@ -730,6 +734,151 @@ def test_views_stored_before_their_objects_owner_was_known_get_him_once(
     assert len(facts) == 7
     assert len({row["FactId"] for row in facts}) == 4
     writer.close()
+
+
+def test_enrichment_reads_twice_as_much_for_twice_as_many_views(
+    clickhouse: Client, writer: FactWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not four times as much, as when what there is to do is worked out for each thousand."""
+    flat = new_id()
+    writer.append(PROPERTY_OBJECTS, {"0": PropertyObject(flat, new_id(), None, CREATED_AT)})
+    read = []
+    query = writer.client.query
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        result = query(*arguments, **options)
+        read.append(int(result.summary["read_rows"]))
+        return result
+
+    monkeypatch.setattr(writer.client, "query", noting)
+    streamed = Mock(wraps=writer.client.query_row_block_stream)
+    monkeypatch.setattr(writer.client, "query_row_block_stream", streamed)
+    sums = []
+    for count in (12_000, 24_000):
+        clickhouse.command("TRUNCATE TABLE property_object_view_facts")
+        clickhouse.command(
+            "INSERT INTO property_object_view_facts (FactId, PropertyObjectViewId,"
+            " PropertyObjectId, EventTime, LastActivityAt, ViewerKind)"
+            " SELECT toString(number), generateUUIDv4(number), {flat:UUID},"
+            " toDateTime64('2026-03-01', 6, 'UTC') AS At, At, 'Guest' FROM numbers({count:UInt64})",
+            parameters={"flat": flat, "count": count},
+        )
+        read.clear()
+        assert Enrichment(writer).run() == count
+        sums.append(sum(read))
+    assert sums[1] < 3 * sums[0]
+    assert streamed.call_count == 2  # whose reading no summary tells: once a month of views
+
+
+def test_interrupted_enrichment_goes_on_where_it_was(
+    views: Ingest, objects: Ingest, clickhouse: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flat = changed_object()
+    views.send(*(ended_view(PropertyObjectId=flat["PropertyObjectId"]) for _ in range(7)))
+    views.run()
+    views.run(group=f"{views.group}-again")
+    objects.send(flat)
+    objects.run()
+    monkeypatch.setattr("devstats.dimension.MOST_IDS", 2)
+    writer = FactWriter()
+
+    def interrupt(added: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Enrichment(writer).run(advance=interrupt)
+    assert len(owners(clickhouse)) == 2
+
+    assert Enrichment(writer).count() == 5
+    assert Enrichment(writer).run() == 5
+    assert len(owners(clickhouse)) == 7
+    writer.close()
+
+
+def counted(developer: str) -> tuple[int, int]:
+    """Tell how many sessions and views a developer is told of."""
+    period = Period(CREATED_AT - timedelta(days=1), CREATED_AT + timedelta(days=1))
+    total = summarise_objects(UUID(developer), period).total
+    return (
+        summarise_sessions(UUID(developer), period).total.sessions,
+        total.views if total else 0,
+    )
+
+
+@pytest.mark.parametrize("merges", [True, False], ids=["merged", "merges stopped"])
+def test_owner_told_late_gets_the_view_when_its_topic_is_read_anew_and_he_alone(
+    sessions: Ingest, views: Ingest, objects: Ingest, clickhouse: Client, merges: bool
+) -> None:
+    if not merges:
+        stop_merges(clickhouse)
+    flat, house = changed_object(), changed_object()
+    seller, buyer = flat["DeveloperId"], str(new_id())
+    house["DeveloperId"] = seller
+
+    def tell(payload: dict[str, Any], developer: str, moment: datetime) -> None:
+        objects.send(
+            {**payload, "DeveloperId": developer}, headers={"CreatedAt": iso_utc(moment)}, key=b"k"
+        )
+        objects.run()
+
+    def read_anew(number: int) -> None:
+        views.run(group=f"{views.group}-{number}")
+        if merges:
+            clickhouse.command(f"OPTIMIZE TABLE {DATABASE}.property_object_view_facts FINAL")
+
+    tell(flat, seller, CREATED_AT - timedelta(days=9))
+    tell(house, seller, CREATED_AT - timedelta(days=9))
+    for seen in (flat, house):
+        view = ended_view(PropertyObjectId=seen["PropertyObjectId"])
+        views.send(view)
+        sessions.send(ended_session(SessionId=view["SessionId"]))
+    sessions.run()
+    views.run()
+    assert (counted(seller), counted(buyer)) == ((2, 2), (0, 0))
+
+    tell(flat, buyer, CREATED_AT - timedelta(days=5))
+    assert (counted(seller), counted(buyer)) == ((2, 2), (0, 0))  # the view is filed already
+    read_anew(1)
+    assert (counted(seller), counted(buyer)) == ((1, 1), (1, 1))
+
+    tell(flat, seller, CREATED_AT - timedelta(days=1))  # and was his again when it was viewed
+    read_anew(2)
+    assert (counted(seller), counted(buyer)) == ((2, 2), (0, 0))
+
+
+def test_of_two_owners_from_the_same_moment_on_the_later_message_tells(
+    objects: Ingest, clickhouse: Client
+) -> None:
+    flat = changed_object()
+    told = [str(new_id()) for _ in range(3)]
+    moment = {"CreatedAt": iso_utc(CREATED_AT)}
+    for developer in told:
+        objects.send({**flat, "DeveloperId": developer}, headers=moment, key=b"k")
+
+    for number in range(2):  # the second time it is read anew
+        objects.run(group=f"{objects.group}-{number}")
+        object_id = UUID(flat["PropertyObjectId"])
+        (version,) = find_versions(clickhouse, [object_id])[object_id]
+        assert str(version.developer_id) == told[-1]
+
+
+def test_largest_batch_goes_to_clickhouse_whole_and_no_address_is_long(
+    views: Ingest, clickhouse: Client, writer: FactWriter
+) -> None:
+    """Addresses end at 8 KiB in many a proxy, a parameter at 128 KiB in ClickHouse."""
+    many = [PropertyObject(new_id(), new_id(), None, CREATED_AT) for _ in range(5000)]
+    seen = [ended_view(PropertyObjectId=str(each.property_object_id)) for each in many[:1000]]
+    views.send(*seen)
+    with lossy_clickhouse() as proxy:
+        with closing(FactWriter()) as proxied:
+            assert store_objects(proxied, many) == len(many)
+            assert find_versions(proxied.client, [each[0] for each in many]).keys() == {
+                each[0] for each in many
+            }
+        views.run()
+        views.close()
+    assert set(owners(clickhouse).values()) == {each.developer_id for each in many[:1000]}
+    assert max(len(head.partition(b"\r\n")[0]) for head in proxy.requests) < 8 * 1024
 
 
 def test_object_of_the_future_is_poison(objects: Ingest, clickhouse: Client) -> None:
