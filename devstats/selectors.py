@@ -109,7 +109,9 @@ _SCOPE = f"""
 """
 
 # A session counts once, on the day of the developer's earliest view in it within the period. Copies
-# of a view share its session and its time, so that they need no collapsing here.
+# of a view share its session and its time, so that they need no collapsing here. The join decides
+# which sessions count: those of views that have gone to others are few, and may be looked up. What
+# is viewed is activity of its session; a day is to spare for what other clocks may have written.
 _SESSIONS = f"""
     WITH viewed AS (
         SELECT SessionId, min(EventTime) AS FirstViewedAt, max(IngestionTime) AS Ingested
@@ -130,7 +132,11 @@ _SESSIONS = f"""
                    argMax(tuple(DurationSeconds, ViewerKind), IngestionTime) AS Newest
             FROM session_facts
             WHERE TenantId = {{tenant:String}} AND EventTime < {{until:DateTime64(6, 'UTC')}}
-              AND SessionId GLOBAL IN (SELECT SessionId FROM viewed)
+              AND LastActivityAt >= {{since:DateTime64(6, 'UTC')}} - INTERVAL 1 DAY
+              AND SessionId GLOBAL IN (
+                SELECT SessionId FROM property_object_view_facts
+                WHERE DeveloperId = {{developer:UUID}} AND {_WITHIN}
+              )
             GROUP BY SessionId
         ) AS ended ON ended.SessionId = viewed.SessionId
     )

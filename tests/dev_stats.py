@@ -178,6 +178,13 @@ def stop_merges(client: Client) -> None:
         client.command(f"SYSTEM STOP MERGES {DATABASE}.{table}")
 
 
+def merge(client: Client) -> None:
+    """Let the copies of rows collapse, now."""
+    for table in TABLES:
+        client.command(f"SYSTEM START MERGES {DATABASE}.{table}")
+        client.command(f"OPTIMIZE TABLE {DATABASE}.{table} FINAL")
+
+
 def rows_of(client: Client, table: str) -> list[dict[str, Any]]:
     """Every row that is stored, copies included."""
     found = client.query(f"SELECT * FROM {DATABASE}.{table}")

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from clickhouse_connect.driver.client import Client as ClickHouse
+from django.conf import settings
 from django.db import connection
 from django.test import Client
 
@@ -25,6 +26,7 @@ from devstats.facts import (
     decode_view,
     make_session_fact,
 )
+from devstats.selectors import reader
 from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWriter
 from outbox.models import OutboxMessage
 from pinactivity.ids import new_id
@@ -34,7 +36,7 @@ from pinactivity.times import iso_utc
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
-from tests.dev_stats import lossy_clickhouse, stop_merges
+from tests.dev_stats import lossy_clickhouse, merge, stop_merges
 from tests.factories import make_session, make_view
 from tests.integration.test_api import assert_invalid, problem
 from tests.tokens import SECRET, bearer, development_token
@@ -323,8 +325,7 @@ def test_each_fact_in_two_inserts_counts_once_c56(
     store(other, *facts)
     other.close()
     if merges:
-        for table in ("session_facts", "property_object_view_facts"):
-            clickhouse.command(f"OPTIMIZE TABLE pin_dev_stats.{table} FINAL")
+        merge(clickhouse)
 
     twice = read(SESSIONS), read(OBJECTS)
     for before, after in zip(once, twice, strict=True):
@@ -350,6 +351,29 @@ def test_view_counts_once_its_owner_is_known(writer: FactWriter) -> None:
     assert read(SESSIONS)["Total"]["Sessions"] == 1
     (item,) = read(OBJECTS)["Items"]
     assert (item["PropertyObjectId"], item["Views"]) == (str(view.property_object_id), 1)
+
+
+@BOTH
+def test_months_before_the_period_are_not_read(
+    path: str, writer: FactWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = reader(settings.CLICKHOUSE_URL)
+    rows_read: list[int] = []
+    query = client.query
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        result = query(*arguments, **options)
+        rows_read.append(int(result.summary["read_rows"]))
+        return result
+
+    monkeypatch.setattr(client, "query", noting)
+    for months_ago in range(6):
+        start = NOON - months_ago * timedelta(days=31)
+        sessions = [session_fact(start=start) for _ in range(5)]  # their ids lie among each other
+        store(writer, *sessions, *map(view_fact, sessions))
+        read(path)
+    assert rows_read[0] > 0
+    assert set(rows_read) == {rows_read[0]}
 
 
 # -- figures -------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from tests.dev_stats import (
     clear_tables,
     count_rows,
     ended_view,
+    merge,
     read_sessions,
     rows_of,
     stop_merges,
@@ -140,7 +141,7 @@ def test_of_two_owners_from_the_same_moment_on_the_later_load_tells(
         )
         (version,) = find_versions(clickhouse, [flat])[flat]
         assert version.developer_id == owner
-    clickhouse.command("OPTIMIZE TABLE property_objects FINAL")
+    merge(clickhouse)
     (version,) = find_versions(clickhouse, [flat])[flat]
     assert version.developer_id == owners[0]
 

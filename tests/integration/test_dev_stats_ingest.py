@@ -55,6 +55,7 @@ from tests.dev_stats import (
     ended_view,
     lossy_clickhouse,
     make_tables,
+    merge,
     read_sessions,
     rows_of,
     spread,
@@ -824,7 +825,7 @@ def test_owner_told_late_gets_the_view_when_its_topic_is_read_anew_and_he_alone(
     def read_anew(number: int) -> None:
         views.run(group=f"{views.group}-{number}")
         if merges:
-            clickhouse.command(f"OPTIMIZE TABLE {DATABASE}.property_object_view_facts FINAL")
+            merge(clickhouse)
 
     tell(flat, seller, CREATED_AT - timedelta(days=9))
     tell(house, seller, CREATED_AT - timedelta(days=9))

@@ -4,7 +4,8 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from clickhouse_connect.driver.client import Client
 from django.core.management import CommandError, call_command
 
 from devstats.clickhouse import DATABASE, connect_reader, connect_writer
+from devstats.dimension import find_versions, store_objects
+from devstats.facts import PropertyObject
 from devstats.migrating import (
     _RECORDS,
     FOLDER,
@@ -23,9 +26,10 @@ from devstats.migrating import (
     render,
 )
 from devstats.options import DevStatsOptions
-from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
+from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWriter
 from embedded.server import Server
 from embedded.stack import private_server
+from pinactivity.ids import new_id
 
 TABLES = {
     "property_object_view_facts",
@@ -71,7 +75,9 @@ def test_command_makes_the_tables_once(client: Client) -> None:
     assert run_command() == f"{applied}{count} migrations applied\n"
     assert tables(client) == TABLES
     assert run_command() == "0 migrations applied\n"
-    recorded = client.query(f"SELECT Number, Name FROM {DATABASE}.schema_migrations").result_rows
+    recorded = client.query(
+        f"SELECT Number, Name FROM {DATABASE}.schema_migrations ORDER BY Number"
+    ).result_rows
     assert recorded == [(each.number, each.name) for each in read_migrations()]
 
 
@@ -158,6 +164,32 @@ def test_new_migration_is_applied_alone(client: Client, folder: Path) -> None:
     applied = list(migrate(client, cluster="", folder=folder))
     assert [migration.number for migration in applied] == [number]
     assert client.query(f"SELECT Extra FROM {DATABASE}.session_facts").result_rows == []
+
+
+def test_rows_from_before_a_revision_are_kept_and_the_next_owner_of_their_moment_wins(
+    client: Client, folder: Path
+) -> None:
+    first, *later = sorted(folder.glob("*.sql"))
+    for file in later:
+        file.rename(file.with_suffix(".later"))
+    assert [each.name for each in migrate(client, cluster="", folder=folder)] == [first.stem]
+    flat, developers = new_id(), [new_id(), new_id()]
+    moment = datetime(2026, 3, 1, tzinfo=UTC)
+    client.insert(
+        f"{DATABASE}.property_objects",
+        [[flat, developers[0], None, moment]],
+        column_names=["PropertyObjectId", "DeveloperId", "BrandId", "UpdatedAt"],
+    )
+
+    run_command()
+
+    with closing(FactWriter()) as writer:
+        (before,) = find_versions(writer.client, [flat])[flat]
+        assert (before.developer_id, before.revision) == (developers[0], 0)
+        assert store_objects(writer, [PropertyObject(flat, developers[1], None, moment)]) == 1
+        client.command(f"OPTIMIZE TABLE {DATABASE}.property_objects FINAL")
+        (after,) = find_versions(writer.client, [flat])[flat]
+        assert (after.developer_id, after.revision) == (developers[1], 1)
 
 
 def test_change_of_an_applied_file_and_an_older_service_are_refused(
