@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from clickhouse_connect.driver.client import Client as ClickHouse
@@ -369,7 +369,8 @@ def test_months_before_the_period_are_not_read(
     monkeypatch.setattr(client, "query", noting)
     for months_ago in range(6):
         start = NOON - months_ago * timedelta(days=31)
-        sessions = [session_fact(start=start) for _ in range(5)]  # their ids lie among each other
+        # Ids without any order, so that those of all months lie among each other.
+        sessions = [session_fact(start=start, session_id=uuid4()) for _ in range(9)]
         store(writer, *sessions, *map(view_fact, sessions))
         read(path)
     assert rows_read[0] > 0
