@@ -25,8 +25,11 @@ from structlog.testing import capture_logs
 from embedded.stack import find_free_port, private_server
 from pinactivity.kafka.consumer import PoisonLimitReached
 from pinactivity.kafka.dead_letters import DeadLetterOffice
+from pinactivity.kafka.history import opened_reader, partitions_of
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.source import CommitRefused, Source
+from pinactivity.kafka.topics import find_ends
+from pinactivity.management.commands.consume import Replay, follow
 from tests.consuming import (
     Bench,
     Broker,
@@ -548,6 +551,27 @@ def test_replay_from_the_beginning_reads_everything_again(echo: Echo) -> None:
         echo.wait_for(lambda: len(echo.numbers) == 20)
 
     assert set(Counter(echo.numbers).values()) == {2}
+
+
+def test_replay_shows_how_far_it_is_and_ends_with_what_there_was(
+    capsys: pytest.CaptureFixture[str], handler: NumberHandler
+) -> None:
+    broker = RealBroker()
+    bench = Bench(broker)
+    bench.send(*range(10))
+    with opened_reader(settings.KAFKA_BOOTSTRAP_SERVERS) as reader:
+        ends = find_ends(reader, partitions_of(reader, bench.topic))
+    parts = {(part.topic, part.partition): end for part, end in ends.items()}
+    replay = Replay(bench.group, dict.fromkeys(parts, 0), parts)
+    bench.send(10, 11)  # what comes meanwhile is no part of it
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(follow, replay, threading.Event(), shown=True)
+        drive(bench.consumer(handler), lambda: bench.committed == 12)
+        assert done.result(timeout=30) == 10
+    assert f"{bench.group}: 100%" in capsys.readouterr().err
+    assert follow(replay, threading.Event(), shown=False) == 0  # nobody is asked for nobody's sake
+    bench.close()
+    broker.close()
 
 
 def test_replay_from_a_time_reads_what_came_since(echo: Echo) -> None:

@@ -3,7 +3,8 @@
 import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
+from kafka import TopicPartition
 from kafka.errors import KafkaError
+from tqdm import tqdm
 
 from pinactivity.checks import enforce
 from pinactivity.faults import describe_fault
@@ -22,10 +25,11 @@ from pinactivity.kafka.consumer import (
     registered_consumers,
 )
 from pinactivity.kafka.health import report
+from pinactivity.kafka.history import committed_offsets, opened_reader
 from pinactivity.kafka.offsets import GroupBusy, move_offsets
 from pinactivity.kafka.producer import KafkaPublisher
-from pinactivity.kafka.source import KafkaSource
-from pinactivity.kafka.topics import MAX_DEAD_LETTER_BYTES
+from pinactivity.kafka.source import KafkaSource, Partition
+from pinactivity.kafka.topics import MAX_DEAD_LETTER_BYTES, find_ends
 from pinactivity.process_server import serving
 from pinactivity.stopping import stop_on_signals
 
@@ -33,6 +37,8 @@ log = structlog.get_logger(__name__)
 
 _STOP_SECONDS = 8.5
 """For flush, commit and leaving, of the 10 s that a stop may take."""
+_LOOK_SECONDS = 1.0
+"""Between two looks at how far a replay is."""
 
 
 class Command(BaseCommand):
@@ -63,9 +69,11 @@ class Command(BaseCommand):
     ) -> None:
         specs = _find(names)
         enforce()
-        if from_beginning or from_timestamp:
-            for spec in specs:
-                self._replay(spec, since=from_timestamp)
+        replays = [
+            self._replay(spec, since=from_timestamp)
+            for spec in specs
+            if from_beginning or from_timestamp
+        ]
         consumers = {spec.name: _make_consumer(spec) for spec in specs}
         try:
             with (
@@ -76,13 +84,15 @@ class Command(BaseCommand):
                     port=settings.METRICS_PORT,
                 ),
             ):
+                for replay in replays:
+                    threading.Thread(target=follow, args=[replay, stop], daemon=True).start()
                 faults = _run(consumers.values(), stop)
         except OSError as fault:
             raise CommandError(f"Port {settings.METRICS_PORT} is not free.") from fault
         if faults:
             raise CommandError("\n".join(faults))
 
-    def _replay(self, spec: ConsumerSpec, *, since: datetime | None) -> None:
+    def _replay(self, spec: ConsumerSpec, *, since: datetime | None) -> "Replay":
         try:
             moved = move_offsets(
                 bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
@@ -90,11 +100,62 @@ class Command(BaseCommand):
                 group=spec.group,
                 since=since,
             )
+            replay = Replay(spec.group, moved, _find_ends(moved))
         except GroupBusy as fault:
             raise CommandError(str(fault)) from fault
         except (KafkaError, OSError) as fault:
             raise CommandError(f"Kafka refused: {type(fault).__name__}") from fault
         self.stdout.write(f"{spec.name}: {len(moved)} partitions are read again")
+        return replay
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a group reads again: up to where its partitions ended when it began."""
+
+    group: str
+    places: Mapping[Partition, int]
+    ends: Mapping[Partition, int]
+
+    @property
+    def total(self) -> int:
+        """Messages, as far as their offsets tell."""
+        return sum(self.ends[part] - place for part, place in self.places.items())
+
+    def count_done(self, committed: Mapping[Partition, int]) -> int:
+        """Count the messages that lie before the group's offsets."""
+        return sum(
+            min(max(committed.get(part, place), place), self.ends[part]) - place
+            for part, place in self.places.items()
+        )
+
+
+def follow(replay: Replay, stop: threading.Event, *, shown: bool | None = None) -> int:
+    """Show how far a replay is, until it is through or `stop`; only to a terminal by itself.
+
+    Returns:
+        How many messages are done.
+    """
+    parts = [TopicPartition(*part) for part in replay.places]
+    hidden = None if shown is None else not shown
+    with tqdm(total=replay.total, desc=replay.group, unit=" messages", disable=hidden) as bar:
+        done = 0
+        while not bar.disable and done < replay.total and not stop.wait(_LOOK_SECONDS):
+            try:
+                found = committed_offsets(settings.KAFKA_BOOTSTRAP_SERVERS, replay.group, parts)
+            except (KafkaError, OSError):  # the consumer tells of it, and goes on
+                continue
+            done = replay.count_done(found)
+            bar.update(done - bar.n)
+        return done
+
+
+def _find_ends(parts: Iterable[Partition]) -> dict[Partition, int]:
+    if not parts:
+        return {}
+    with opened_reader(settings.KAFKA_BOOTSTRAP_SERVERS) as reader:
+        ends = find_ends(reader, [TopicPartition(*part) for part in parts])
+    return {(part.topic, part.partition): end for part, end in ends.items()}
 
 
 def _find(names: Iterable[str]) -> list[ConsumerSpec]:
