@@ -7,7 +7,8 @@ id, and a message belongs to the hour of its row's EndedAt, wherever else it tur
 row any more goes by the event's CreatedAt, which its transaction set, and a fact that nothing else
 is left of by its LastActivityAt.
 
-Memory is bounded by a chunk of ids, an hour of facts, and a file for the keys of the offsets.
+Memory is bounded by a chunk of ids, an hour of facts, and a file for the keys of the offsets: 80
+bytes each, without a name in TMPDIR, so that it goes with the process, however that ends.
 """
 
 import sqlite3

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
@@ -196,6 +197,20 @@ def test_only_sessions_that_met_the_developers_objects_are_read_ac_scope(
     assert read(SESSIONS, OTHER)["Total"]["AvgDurationSeconds"] == 200.0
     assert len(read(OBJECTS)["Items"]) == len(read(OBJECTS, OTHER)["Items"]) == 2
     assert read(SESSIONS, UUID(int=0xD3))["Total"]["Sessions"] == 0
+
+
+@BOTH
+def test_values_are_parameters_so_that_the_statement_is_the_same_for_everybody(
+    path: str, clickhouse: ClickHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = reader(settings.CLICKHOUSE_URL)
+    asked = Mock(wraps=client.query)
+    monkeypatch.setattr(client, "query", asked)
+    read(path)
+    read(path, OTHER, From="2026-01-01T00:00:00.5+03:00", To="2026-01-02", DeveloperId=str(OTHER))
+    first, second = asked.call_args_list
+    assert first.args == second.args
+    assert first.kwargs["parameters"] != second.kwargs["parameters"]
 
 
 def test_reads_cannot_write(clickhouse: ClickHouse) -> None:
