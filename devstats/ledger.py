@@ -187,6 +187,7 @@ def draw_up(
         Error: PostgreSQL is away.
         KafkaError, OSError: Kafka is away.
         RowRefused, StorageUnavailable: ClickHouse is away, or refuses a repair.
+        sqlite3.Error: the disk of TMPDIR is full.
         Stopped: `stop` said so.
     """
     ledger = Ledger(since, until)

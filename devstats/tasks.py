@@ -1,5 +1,6 @@
 """Celery's entry to the ledger."""
 
+import sqlite3
 import threading
 import time
 from contextlib import closing
@@ -52,7 +53,7 @@ def reconcile() -> None:
     except Stopped:
         log.warning("ledger not finished")
         return
-    except (Error, KafkaError, OSError, StorageUnavailable) as fault:
+    except (Error, KafkaError, OSError, StorageUnavailable, sqlite3.Error) as fault:
         log.warning("ledger not drawn up", **describe_fault(fault.__cause__ or fault))
         return
     for stream in all_streams():

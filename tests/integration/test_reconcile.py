@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -561,6 +562,24 @@ def test_postgresql_that_is_away_is_told(books: Books, monkeypatch: pytest.Monke
     finally:
         connection.close()
     assert (code, "PostgreSQL is away" in printed) == (2, True)
+
+
+def test_full_disk_is_told_and_is_no_loss(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    books.close(books.hour)
+    publish_outbox()
+    connect = sqlite3.connect
+
+    def connect_to_full_disk(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        file = connect(*arguments, **options)
+        file.execute("PRAGMA max_page_count = 1")
+        return file
+
+    monkeypatch.setattr(sqlite3, "connect", connect_to_full_disk)
+    code, printed = reconcile(books)
+    assert (code, "cannot be written" in printed) == (2, True)
+    DEV_STATS_RECONCILE_LAST_SUCCESS.set(0)
+    tasks.reconcile()
+    assert DEV_STATS_RECONCILE_LAST_SUCCESS._value.get() == 0
 
 
 @pytest.mark.parametrize(

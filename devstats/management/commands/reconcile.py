@@ -1,6 +1,7 @@
 """manage.py reconcile --from .. --to .. [--repair] [--json]"""
 
 import json
+import sqlite3
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Iterator
@@ -168,6 +169,11 @@ def _explained_faults() -> Iterator[None]:
     except Error as fault:
         raise CommandError(
             f"PostgreSQL is away or busy ({describe_fault(fault)['errorClass']}).",
+            returncode=_NO_ANSWER,
+        ) from fault
+    except sqlite3.Error as fault:
+        raise CommandError(
+            "The file of the offsets cannot be written: make room, or set TMPDIR.",
             returncode=_NO_ANSWER,
         ) from fault
     except (KafkaError, OSError) as fault:
