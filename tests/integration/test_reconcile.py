@@ -570,7 +570,7 @@ def test_full_disk_is_told_and_is_no_loss(books: Books, monkeypatch: pytest.Monk
     connect = sqlite3.connect
 
     def connect_to_full_disk(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        file = connect(*arguments, **options)
+        file: sqlite3.Connection = connect(*arguments, **options)
         file.execute("PRAGMA max_page_count = 1")
         return file
 
