@@ -41,9 +41,10 @@ from bench.measure import (
 )
 from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
-from outbox.relay import OutboxRelay, _fetch, _to_messages
+from outbox.relay import OutboxRelay, _fetch
 from outbox.services import enqueue
 from pinactivity.clock import statement_time
+from pinactivity.heap import freeze_heap
 from pinactivity.ids import new_id
 from pinactivity.kafka.producer import KafkaPublisher, Message, producer_settings
 from pinactivity.kafka.topics import SESSION_ENDED, TOPICS, create_topics, find_ends
@@ -89,7 +90,7 @@ class Backlog:
             cursor.execute("DROP TABLE IF EXISTS backlog")
             cursor.execute("CREATE TABLE backlog AS SELECT * FROM outbox_messages")
         rows = _fetch(OutboxMessage.objects.order_by("id"), events)
-        self.messages: list[Message] = _to_messages(rows)
+        self.messages: list[Message] = [row.message for row in rows]
 
     def load(self) -> None:
         with connection.cursor() as cursor:
@@ -149,6 +150,7 @@ def measure_rate(events: int, repeats: int, options: OutboxOptions) -> dict[str,
             future.get(timeout=60)
 
     cpu = CpuTime()
+    freeze_heap()  # as a worker does
     try:
         samples = interleave(
             {RELAY: cpu.of(RELAY, run_relay), BARE: cpu.of(BARE, run_bare)},

@@ -4,15 +4,16 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 import structlog
 from django.db import connection, transaction
-from django.db.backends.utils import CursorWrapper
-from django.db.models import Exists, F, FloatField, Func, OuterRef, Q, TextField
+from django.db.models import Exists, F, Func, OuterRef, Q, TextField
 from django.db.models.functions import Cast, Now
 
 from outbox.models import INDEX_SCANS_ONLY, OutboxMessage, OutboxMessageQuerySet
@@ -24,6 +25,10 @@ from pinactivity.kafka.producer import DeliveryFault, Message, ProbingPublisher
 log = structlog.get_logger(__name__)
 
 _LOCK = "Pin:lock:outbox-relay"
+_MOST_BATCHES = 4
+"""Of a transaction: what a killed relay may send a second time."""
+_BEGIN_SECONDS = 1.0
+"""So long a transaction begins batches."""
 _PAUSE_SECONDS = 0.05
 """Between two looks of a relay that lingers."""
 _LONGEST_WAIT = 60.0
@@ -65,13 +70,8 @@ class RelayResult:
 class _Row(NamedTuple):
     id: int
     message_id: str
-    topic: str
-    key: str
-    headers: str
-    payload: str
-    created_at: str
-    """ISO 8601, as the header has it."""
     created_epoch: float
+    message: Message
 
 
 # Made by PostgreSQL, which has time while Python, on one core, fills the producer.
@@ -90,7 +90,7 @@ _COLUMNS = (
     Func(
         "created_at",
         template="extract(epoch FROM %(expressions)s)::float8",
-        output_field=FloatField(),
+        output_field=TextField(),  # a number is what comes: FloatField would convert each again
     ),
 )
 
@@ -180,6 +180,19 @@ class _Place:
             self._read_to = read_to
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    batch: _Batch
+    place: _Place
+    """Begun with this look, not ended."""
+    was_full: bool
+    took: float
+    """Seconds."""
+
+    def end(self, place: _Place) -> None:
+        place.end(self.batch.read_to, took=self.took, was_full=self.was_full)
+
+
 class OutboxRelay:
     """Publishes pending messages; keeps its place between runs, and belongs to one thread.
 
@@ -194,8 +207,8 @@ class OutboxRelay:
         self._places = {shard: _Place() for shard in options.shard_numbers}
         self._faults_in_a_row: Counter[str] = Counter()
         self._was_away = True  # for all that this relay knows
-        # One statement at a time, on the connection of the thread that waits for it.
-        self._beside = ThreadPoolExecutor(1, thread_name_prefix="outbox-mark")
+        # It sends, one batch at a time, while the relay's thread works with PostgreSQL.
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="outbox-send")
 
     def run(
         self,
@@ -232,33 +245,29 @@ class OutboxRelay:
         return sum((self._work(shard) for shard in self._options.shard_numbers), RelayResult())
 
     def _work(self, shard: int) -> RelayResult:
-        """Publish one batch of a shard.
+        """Publish some batches of a shard in one transaction.
 
         1. Take the shard's advisory lock for the transaction, or leave: one relay at a time
            keeps the order within a key, where SKIP LOCKED would not.
         2. Read the oldest messages that may go out, in statements of their own: after the
            lock, so that they see what the relay before has marked.
         3. If messages of another layout of shards are pending, do nothing: they come first.
-        4. Publish, and mark exactly what Kafka acknowledged.
+        4. Publish, and mark exactly what Kafka acknowledged. Where a batch is full, the next
+           one is read meanwhile, and follows in the same transaction.
 
         The network is called inside the transaction, which holds no row lock of sessions or
-        views, only the relay's own advisory lock and the marks of its batch; the publisher
-        bounds the time.
+        views, only the relay's own advisory lock and the marks of its batches; the publisher
+        bounds the time of each.
         """
-        place = self._places[shard]
-        began = time.monotonic()
         with transaction.atomic():
             if not _try_lock(shard):
                 return RelayResult()
-            after = place.begin(_writers())
-            batch = self._read(shard, after)
-            others = OutboxMessage.objects.outside(self._options.shard_numbers)
-            foreign = any(messages.exists() for messages in others)
-            result = RelayResult() if foreign else self._publish(batch)
-        if foreign:
+            look = self._look(shard, copy(self._places[shard]))
+            if look:
+                result, place = self._publish_all(shard, look)
+        if look is None:
             return self._work_all()
-        if not result.is_held and result.claimed == result.published + result.parked:
-            place.end(batch.read_to, took=time.monotonic() - began, was_full=after == 0)
+        self._places[shard] = place
         return result
 
     def _work_all(self) -> RelayResult:
@@ -270,7 +279,27 @@ class OutboxRelay:
         with transaction.atomic():
             if not _try_lock(None):
                 return RelayResult()
-            return self._publish(self._read(None, 0))
+            return self._publish(self._read(None, 0), lambda: None)[0]
+
+    def _look(self, shard: int, place: _Place) -> _Look | None:
+        """Read a batch of a shard; None: messages of another layout of shards come first.
+
+        They are looked for in a statement that follows: it sees whatever precedes what was read.
+        """
+        began = time.monotonic()
+        after = place.begin(_writers())
+        batch = self._read(shard, after)
+        others = OutboxMessage.objects.outside(self._options.shard_numbers)
+        if any(messages.exists() for messages in others):
+            return None
+        return _Look(batch, place, was_full=after == 0, took=time.monotonic() - began)
+
+    def _look_ahead(self, shard: int, look: _Look) -> _Look | None:
+        """Take a look as after another one, of which Kafka's word is awaited."""
+        place = copy(look.place)
+        if not look.batch.is_held:
+            look.end(place)
+        return self._look(shard, place)
 
     def _read(self, shard: int | None, after: int) -> _Batch:
         """Read a batch of a shard, or of all, in the order of ids.
@@ -303,58 +332,92 @@ class OutboxRelay:
             is_held=bool(held) or not room,
         )
 
-    def _publish(self, batch: _Batch) -> RelayResult:
+    def _publish_all(self, shard: int, look: _Look) -> tuple[RelayResult, _Place]:
+        """Publish what was read, and what follows it, a few batches at most.
+
+        Returns:
+            What they came to, and the place once they are committed.
+        """
+        total = RelayResult()
+        until = time.monotonic() + _BEGIN_SECONDS
+        for left in reversed(range(_MOST_BATCHES)):
+            is_full = len(look.batch.rows) == self._options.batch_size
+            goes_on = left > 0 and is_full and time.monotonic() < until
+            result, ahead = self._publish(
+                look.batch, partial(self._look_ahead, shard, look) if goes_on else lambda: None
+            )
+            total += result
+            if ahead is None:
+                break
+            look = ahead
+        if not result.is_held and result.claimed == result.published + result.parked:
+            look.end(look.place)
+        return total, look.place
+
+    def _publish(
+        self, batch: _Batch, look_ahead: Callable[[], _Look | None]
+    ) -> tuple[RelayResult, _Look | None]:
         """Publish a batch, within the transaction, and mark what Kafka acknowledged.
 
-        1. PostgreSQL marks the whole batch while Python fills the producer and Kafka answers:
-           nobody sees that before the commit, and a relay that dies has marked nothing.
-        2. Unless all of it was acknowledged, that is undone, and exactly the acknowledged
-           messages are marked.
+        1. While a thread sends, and Kafka answers, PostgreSQL marks the whole batch, which
+           nobody sees before the commit, and a relay that dies has marked nothing. Then it
+           reads ahead.
+        2. Unless all of it was acknowledged, that is undone, exactly the acknowledged messages
+           are marked, and what was read ahead counts for nothing.
+
+        Returns:
+            What it came to, and what was read ahead.
         """
         if not batch.rows:
-            return RelayResult(is_held=batch.is_held)
-        with transaction.atomic(), connection.cursor() as cursor:
-            marking = self._beside.submit(_mark_published, cursor, batch.rows)
+            return RelayResult(is_held=batch.is_held), None
+        with transaction.atomic():
+            sending = self._beside.submit(self._send, batch)
             try:
-                answers = self._send(batch)
+                _mark_published(batch.rows)
+                ahead = look_ahead()
             finally:
-                marking.result()
+                wait([sending])  # nothing may be under way when the lock is gone
+            answers = sending.result()
             is_marked = len(answers.published) == len(batch.rows)
             transaction.set_rollback(not is_marked)
         answered_at = statement_time()
         if not is_marked:
-            with connection.cursor() as cursor:
-                _mark_published(cursor, answers.published)
+            ahead = None
+            _mark_published(answers.published)
         for row, delivery in answers.parked:
             _park(row, delivery, answered_at)
-        self._make_wait(answers.faulty, {row.topic for row in answers.published})
+        self._make_wait(answers.faulty, {row.message.topic for row in answers.published})
         _report(answers.published, answers.faulty, answered_at)
-        return RelayResult(
+        result = RelayResult(
             len(batch.rows),
             len(answers.published),
             len(answers.parked),
             answers.faulty[-1][1].code if answers.faulty else None,
             batch.is_held or bool(answers.faulty),
         )
+        return result, ahead
 
     def _send(self, batch: _Batch) -> _Answers:
-        """Send a batch to Kafka, wave by wave. The connection is not ours meanwhile."""
+        """Send a batch to Kafka, wave by wave. In a thread, which has no connection of its own."""
         answers = _Answers()
-        stuck: set[str] = set()
+        stuck: set[bytes | None] = set()
         end = time.monotonic() + self._options.delivery_timeout.total_seconds()
         for wave in _waves(batch.rows, batch.alone):
             # What a key's later message would overtake must not stay behind.
-            sendable = [row for row in wave if row.key not in stuck]
+            sendable = [row for row in wave if row.message.key not in stuck] if stuck else wave
             if not sendable:
                 continue
-            faults = self._publisher.publish(_to_messages(sendable))
+            faults = self._publisher.publish([row.message for row in sendable])
+            if not any(faults):
+                answers.published.extend(sendable)
+                continue
             for row, delivery in zip(sendable, faults, strict=True):
                 if delivery is None:
                     answers.published.append(row)
                 elif delivery.message_at_fault:
                     answers.parked.append((row, delivery))
                 else:
-                    stuck.add(row.key)
+                    stuck.add(row.message.key)
                     answers.faulty.append((row, delivery))
             if time.monotonic() > end or (answers.faulty and not answers.published):
                 break  # the rest stays as it is, and is read again
@@ -371,12 +434,13 @@ class OutboxRelay:
             self._faults_in_a_row.pop(topic, None)
         met: set[str] = set()
         for row, delivery in faulty:
-            if delivery.was_refused and row.topic in working:
+            topic = row.message.topic
+            if delivery.was_refused and topic in working:
                 _make_message_wait(row, delivery)
-            elif row.topic not in met:
-                met.add(row.topic)
-                seconds = _wait_after(self._faults_in_a_row[row.topic])
-                self._faults_in_a_row[row.topic] += 1
+            elif topic not in met:
+                met.add(topic)
+                seconds = _wait_after(self._faults_in_a_row[topic])
+                self._faults_in_a_row[topic] += 1
                 OutboxMessage.objects.filter(id=row.id).update(
                     attempts=0,
                     next_attempt_at=Now() + timedelta(seconds=seconds),
@@ -412,14 +476,14 @@ def _try_lock(shard: int | None) -> bool:
 
 
 def _writers() -> frozenset[str]:
-    """Name the transactions that have written, or are about to write, into the outbox."""
+    """Name the others' transactions that have written, or are about to write, into the outbox."""
     with connection.cursor() as cursor:
         cursor.execute(
             """
             SELECT virtualtransaction FROM pg_locks
             WHERE locktype = 'relation' AND relation = 'outbox_messages'::regclass
               AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-              AND mode = 'RowExclusiveLock'
+              AND mode = 'RowExclusiveLock' AND pid <> pg_backend_pid()
             """
         )
         return frozenset(name for (name,) in cursor.fetchall())
@@ -445,56 +509,68 @@ def _without_held(
 def _fetch(messages: OutboxMessageQuerySet, most: int) -> list[_Row]:
     if not most:
         return []
-    return [_Row(*row) for row in messages.values_list(*_COLUMNS)[:most]]
+    return _to_rows(list(messages.values_list(*_COLUMNS)[:most]))
 
 
-def _waves(rows: Sequence[_Row], alone: frozenset[int]) -> Iterator[list[_Row]]:
+def _to_rows(found: Sequence[tuple[int, str, str, str, str, str, str, float]]) -> list[_Row]:
+    """Make rows of _COLUMNS."""
+    # As one text: a call of the parser a message would cost as much as the parsing itself.
+    headers = json.loads(f"[{','.join([row[4] for row in found])}]")
+    return [
+        _Row(
+            id_,
+            message_id,
+            created_epoch,
+            Message(
+                topic,
+                key.encode(),
+                payload.encode(),
+                (
+                    ("MessageId", message_id.encode()),
+                    *[(name, value.encode()) for name, value in own.items()],
+                    ("CreatedAt", created_at.encode()),
+                ),
+            ),
+        )
+        for (id_, message_id, topic, key, _, payload, created_at, created_epoch), own in zip(
+            found, headers, strict=True
+        )
+    ]
+
+
+def _waves(rows: list[_Row], alone: frozenset[int]) -> Iterator[list[_Row]]:
     """Split a batch so that a message goes out only after its key's earlier one is answered for.
 
     Otherwise the first could fail and the second arrive, and the order of the key is lost.
     """
-    rest = list(rows)
+    if not alone and len({row.message.key for row in rows}) == len(rows):
+        yield rows
+        return
+    rest = rows
     while rest:
-        keys: set[str] = set()
+        keys: set[bytes | None] = set()
         wave: list[_Row] = []
         single: list[_Row] = []
         later: list[_Row] = []
         for row in rest:
-            if row.key in keys:
+            if row.message.key in keys:
                 later.append(row)
             else:
                 (single if row.id in alone else wave).append(row)
-                keys.add(row.key)
+                keys.add(row.message.key)
         yield wave
         yield from ([row] for row in single)
         rest = later
 
 
-def _to_messages(rows: Sequence[_Row]) -> list[Message]:
-    # As one text: a call of the parser a message would cost as much as the parsing itself.
-    headers = json.loads(f"[{','.join([row.headers for row in rows])}]")
-    return [
-        Message(
-            row.topic,
-            row.key.encode(),
-            row.payload.encode(),
-            (
-                ("MessageId", row.message_id.encode()),
-                *[(name, value.encode()) for name, value in own.items()],
-                ("CreatedAt", row.created_at.encode()),
-            ),
-        )
-        for row, own in zip(rows, headers, strict=True)
-    ]
-
-
-def _mark_published(cursor: CursorWrapper, rows: Sequence[_Row]) -> None:
+def _mark_published(rows: Sequence[_Row]) -> None:
     # Raw SQL, and the ids as one text: a thousand values cost Python, which has messages to send.
-    cursor.execute(
-        "UPDATE outbox_messages SET published_at = statement_timestamp(), next_attempt_at = NULL"
-        " WHERE id = ANY(%s::bigint[])",
-        [f"{{{','.join([str(row.id) for row in rows])}}}"],
-    )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE outbox_messages SET published_at = statement_timestamp(),"
+            " next_attempt_at = NULL WHERE id = ANY(%s::bigint[])",
+            [f"{{{','.join([str(row.id) for row in rows])}}}"],
+        )
 
 
 def _make_message_wait(row: _Row, fault: DeliveryFault) -> None:
@@ -518,7 +594,9 @@ def _park(row: _Row, fault: DeliveryFault, parked_at: datetime) -> None:
         attempts=F("attempts") + 1,
         last_error=fault.code,
     )
-    log.error("message parked", messageId=row.message_id, topic=row.topic, errorClass=fault.code)
+    log.error(
+        "message parked", messageId=row.message_id, topic=row.message.topic, errorClass=fault.code
+    )
 
 
 def _report(

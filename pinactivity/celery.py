@@ -18,10 +18,12 @@ from celery.signals import (
     task_postrun,
     task_prerun,
     worker_init,
+    worker_ready,
 )
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
+from pinactivity.heap import freeze_heap
 from pinactivity.process_server import Report, start_serving
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
@@ -49,6 +51,12 @@ def _start_worker(sender: Any, **_: Any) -> None:
     task_prerun.connect(lambda task_id, **_: progress.begin(task_id), weak=False)
     task_postrun.connect(lambda task_id, **_: progress.end(task_id), weak=False)
     _start(lambda: report_worker(progress, list(sender.app.amqp.queues.consume_from)))
+
+
+@worker_ready.connect
+def _settle(**_: Any) -> None:
+    """Everything is loaded, and no task has run."""
+    freeze_heap()
 
 
 @beat_init.connect

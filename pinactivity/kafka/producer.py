@@ -17,6 +17,8 @@ from kafka.errors import (
     MessageSizeTooLargeError,
 )
 
+from pinactivity.kafka.partitions import BatchPartitioner
+
 
 class Message(NamedTuple):
     topic: str
@@ -92,6 +94,7 @@ class KafkaPublisher:
         self._most_bytes = most_bytes
         self._timeout = delivery_timeout.total_seconds()
         self._producer: KafkaProducer | None = None
+        self._partitioner = BatchPartitioner()
 
     def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
         """See `Publisher`. After a fault that may be the producer's own a new one is made."""
@@ -100,6 +103,7 @@ class KafkaPublisher:
             producer = self._connect(self._timeout)
         except (KafkaError, OSError) as fault:
             return [_describe(fault)] * len(messages)
+        self._partitioner.expect(message.key for message in messages)
         futures: list[Any] = []
         unsendable: dict[str, DeliveryFault] = {}
         for message in messages:
@@ -158,6 +162,7 @@ class KafkaPublisher:
                 **producer_settings(self._timeout, most_bytes=self._most_bytes),
                 bootstrap_servers=self._bootstrap_servers,
                 client_id=self._client_id,
+                partitioner=self._partitioner,
                 bootstrap_timeout_ms=int(seconds * 1000),
             )
         return self._producer
