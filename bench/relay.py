@@ -44,8 +44,8 @@ from outbox.options import OutboxOptions
 from outbox.relay import OutboxRelay, _fetch
 from outbox.services import enqueue
 from pinactivity.clock import statement_time
-from pinactivity.heap import freeze_heap
 from pinactivity.ids import new_id
+from pinactivity.interpreter import settle
 from pinactivity.kafka.producer import KafkaPublisher, Message, producer_settings
 from pinactivity.kafka.topics import SESSION_ENDED, TOPICS, create_topics, find_ends
 from pinactivity.times import iso_utc
@@ -150,7 +150,7 @@ def measure_rate(events: int, repeats: int, options: OutboxOptions) -> dict[str,
             future.get(timeout=60)
 
     cpu = CpuTime()
-    freeze_heap()  # as a worker does
+    settle()  # as a worker does
     try:
         samples = interleave(
             {RELAY: cpu.of(RELAY, run_relay), BARE: cpu.of(BARE, run_bare)},

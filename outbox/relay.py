@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ from django.db.models.functions import Cast, Now
 from outbox.models import INDEX_SCANS_ONLY, OutboxMessage, OutboxMessageQuerySet
 from outbox.options import OutboxOptions
 from pinactivity import metrics
-from pinactivity.clock import statement_time
 from pinactivity.kafka.producer import DeliveryFault, Message, ProbingPublisher
 
 log = structlog.get_logger(__name__)
@@ -70,7 +69,8 @@ class RelayResult:
 class _Row(NamedTuple):
     id: int
     message_id: str
-    created_epoch: float
+    age: float
+    """Seconds, when it was read."""
     message: Message
 
 
@@ -89,7 +89,7 @@ _COLUMNS = (
     ),
     Func(
         "created_at",
-        template="extract(epoch FROM %(expressions)s)::float8",
+        template="extract(epoch FROM statement_timestamp() - %(expressions)s)::float8",
         output_field=TextField(),  # a number is what comes: FloatField would convert each again
     ),
 )
@@ -113,6 +113,8 @@ class _Batch:
     """Ids of those that Kafka refused before: each is sent by itself, because it refuses a whole
     request's worth of a partition for the one that is at fault."""
     is_held: bool
+    read_at: float
+    """By the monotonic clock, just before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +309,7 @@ class OutboxRelay:
         A wait ends by time, and is in the row: all relays keep to it. Until then it holds back
         the messages of its key, or of its whole topic where the fault was not the message's.
         """
+        read_at = time.monotonic()
         messages, order = OutboxMessage.objects.all(), ["id"]
         if shard is not None:  # the order of the indexes
             messages, order = messages.filter(shard=shard), ["shard", "id"]
@@ -330,6 +333,7 @@ class OutboxRelay:
             read_to=new[-1].id if new else None,
             alone=frozenset(row.id for row in waiting if row.is_due and row.attempts),
             is_held=bool(held) or not room,
+            read_at=read_at,
         )
 
     def _publish_all(self, shard: int, look: _Look) -> tuple[RelayResult, _Place]:
@@ -380,14 +384,14 @@ class OutboxRelay:
             answers = sending.result()
             is_marked = len(answers.published) == len(batch.rows)
             transaction.set_rollback(not is_marked)
-        answered_at = statement_time()
+        took = time.monotonic() - batch.read_at
         if not is_marked:
             ahead = None
             _mark_published(answers.published)
         for row, delivery in answers.parked:
-            _park(row, delivery, answered_at)
+            _park(row, delivery)
         self._make_wait(answers.faulty, {row.message.topic for row in answers.published})
-        _report(answers.published, answers.faulty, answered_at)
+        _report(answers.published, answers.faulty, took)
         result = RelayResult(
             len(batch.rows),
             len(answers.published),
@@ -520,7 +524,7 @@ def _to_rows(found: Sequence[tuple[int, str, str, str, str, str, str, float]]) -
         _Row(
             id_,
             message_id,
-            created_epoch,
+            age,
             Message(
                 topic,
                 key.encode(),
@@ -532,7 +536,7 @@ def _to_rows(found: Sequence[tuple[int, str, str, str, str, str, str, float]]) -
                 ),
             ),
         )
-        for (id_, message_id, topic, key, _, payload, created_at, created_epoch), own in zip(
+        for (id_, message_id, topic, key, _, payload, created_at, age), own in zip(
             found, headers, strict=True
         )
     ]
@@ -587,9 +591,9 @@ def _wait_after(faults: int) -> float:
     return min(2.0 ** min(faults, 10), _LONGEST_WAIT)
 
 
-def _park(row: _Row, fault: DeliveryFault, parked_at: datetime) -> None:
+def _park(row: _Row, fault: DeliveryFault) -> None:
     OutboxMessage.objects.filter(id=row.id).update(
-        parked_at=parked_at,
+        parked_at=Now(),
         next_attempt_at=None,
         attempts=F("attempts") + 1,
         last_error=fault.code,
@@ -600,12 +604,10 @@ def _park(row: _Row, fault: DeliveryFault, parked_at: datetime) -> None:
 
 
 def _report(
-    published: Sequence[_Row], faulty: Sequence[tuple[_Row, DeliveryFault]], answered_at: datetime
+    published: Sequence[_Row], faulty: Sequence[tuple[_Row, DeliveryFault]], took: float
 ) -> None:
     metrics.OUTBOX_PUBLISHED.inc(len(published))
-    answered_epoch = answered_at.timestamp()
-    for row in published:
-        metrics.OUTBOX_PUBLISH_LATENCY.observe(answered_epoch - row.created_epoch)
+    metrics.OUTBOX_PUBLISH_LATENCY.observe_all([row.age + took for row in published])
     for code in {delivery.code for _, delivery in faulty}:
         metrics.OUTBOX_ERRORS.labels(code).inc()
         log.warning("delivery fault", errorClass=code, published=len(published))

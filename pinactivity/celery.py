@@ -23,7 +23,7 @@ from celery.signals import (
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from pinactivity.heap import freeze_heap
+from pinactivity.interpreter import settle
 from pinactivity.process_server import Report, start_serving
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
@@ -56,7 +56,7 @@ def _start_worker(sender: Any, **_: Any) -> None:
 @worker_ready.connect
 def _settle(**_: Any) -> None:
     """Everything is loaded, and no task has run."""
-    freeze_heap()
+    settle()
 
 
 @beat_init.connect

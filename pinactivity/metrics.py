@@ -1,8 +1,23 @@
 """Every metric of the service: name, kind and meaning, declared once (design, section 15)."""
 
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
+
+
+class BulkHistogram(Histogram):
+    """A histogram that takes many values in one go."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Observe each of them: one by one a thousand take the relay a millisecond."""
+        self._sum.inc(sum(amounts))
+        counts = Counts([bisect_left(self._upper_bounds, amount) for amount in amounts])
+        for number, count in counts.items():
+            self._buckets[number].inc(count)
+
 
 SESSIONS_STARTED = Counter(
     "activity_sessions_started_total", "Sessions created by start, restart or switch."
@@ -74,7 +89,7 @@ OUTBOX_PUBLISHED = Counter("outbox_published_total", "Messages that Kafka acknow
 OUTBOX_ERRORS = Counter(
     "outbox_errors_total", "Batches of the relay that met a fault, by its class.", ["fault"]
 )
-OUTBOX_PUBLISH_LATENCY = Histogram(
+OUTBOX_PUBLISH_LATENCY = BulkHistogram(
     "outbox_publish_latency_seconds",
     "From the enqueuing transaction's statement to Kafka's acknowledgement.",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 3600),
