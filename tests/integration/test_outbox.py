@@ -17,6 +17,7 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db import Error, connection, transaction
 from django.test import Client
+from kafka.partitioner import murmur2
 
 from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
@@ -158,6 +159,7 @@ def test_relay_drains_many_batches_in_order_within_a_key(
     assert (result.published, result.fault) == (200, None)
     versions: dict[bytes, list[int]] = {}
     for record in read_topic(SESSION_ENDED):
+        assert record.partition == (murmur2(record.key) & 0x7FFFFFFF) % 6, "not as other producers"
         versions.setdefault(record.key, []).append(int(dict(record.headers)["Version"]))
     assert set(versions) == {str(key).encode() for key in keys}
     assert all(seen == list(range(2, 12)) for seen in versions.values())
@@ -366,15 +368,8 @@ def test_batch_whose_transaction_is_lost_after_its_marks_is_sent_again(
     enqueue_committed(*[session_ended() for _ in range(5)])
     enqueue_versions([key], range(4, 5))
 
-    def end_the_relays_connection(other: Any) -> None:
-        with other.cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-
     with pytest.raises(Error):
-        relay(_AfterTheMarks(publisher, end_the_relays_connection)).run_once()
+        relay(_AfterTheMarks(publisher, end_other_connections)).run_once()
     connection.close()
     assert OutboxMessage.objects.pending().count() == 8
 
@@ -384,6 +379,118 @@ def test_batch_whose_transaction_is_lost_after_its_marks_is_sent_again(
     assert len(ids) > 8, "some were sent twice, with the same id"
     assert set(ids) == set(map(str, OutboxMessage.objects.values_list("message_id", flat=True)))
     assert versions_by_key(arrived)[str(key).encode()] == [2, 3, 4]
+
+
+# -- batches of one transaction, each read while the one before is sent ---------------------
+
+
+class _Before:
+    """Publishes, and before the batch of a number, from 1 on, does something."""
+
+    def __init__(self, publisher: Publisher, number: int, then: Callable[[Any], None]) -> None:
+        self._publisher, self._number, self._then = publisher, number, then
+        self._begun = 0
+
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+        self._begun += 1
+        if self._begun == self._number:
+            other = connection.copy()
+            try:
+                self._then(other)
+            finally:
+                other.close()
+        return self._publisher.publish(messages)
+
+    def is_reachable(self) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+def end_other_connections(other: Any) -> None:
+    with other.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def test_transaction_takes_a_few_batches_and_then_tells_of_them(publisher: Any) -> None:
+    insert_messages(100)
+    told: list[Any] = []
+
+    def note(other: Any) -> None:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT count(published_at) FROM outbox_messages")
+            told.append(cursor.fetchone())
+
+    result = relay(_Before(publisher, 4, note), batch_size=10).run_once()
+
+    assert (result.claimed, result.published) == (40, 40)
+    assert told == [(0,)]
+    assert OutboxMessage.objects.pending().count() == 60
+
+
+@pytest.mark.kafka
+def test_fault_of_a_batch_keeps_what_was_read_ahead_from_being_sent(
+    publisher: Any, read_topic: Callable[[str], list[Any]]
+) -> None:
+    keys = [new_id() for _ in range(10)]
+    enqueue_versions(keys, range(2, 6))
+
+    def is_third_version_of_one(message: Message) -> bool:
+        version = dict(message.headers)["Version"]
+        return (message.key, version) == (str(keys[3]).encode(), b"3")
+
+    result = relay(_Failing(publisher, is_third_version_of_one), batch_size=10).run_once()
+
+    assert (result.claimed, result.published, result.is_held) == (20, 19, True)
+    assert OutboxMessage.objects.pending().count() == 21
+    end_waits()
+    assert relay(publisher, batch_size=10).run().published == 21
+    assert versions_by_key(read_topic(SESSION_ENDED)) == {
+        str(key).encode(): [2, 3, 4, 5] for key in keys
+    }
+
+
+def test_relay_that_loses_a_transaction_is_where_it_was_before(publisher: Any) -> None:
+    insert_messages(50)
+    worker = relay(_Before(publisher, 4, end_other_connections), batch_size=10)
+
+    with pytest.raises(Error):
+        worker.run_once()
+    connection.close()
+
+    assert OutboxMessage.objects.pending().count() == 50
+    assert worker.run().published == 50
+
+
+def test_order_of_a_key_holds_when_the_number_of_shards_changes_within_a_transaction(
+    publisher: Any, read_topic: Callable[[str], list[Any]], settings: Any
+) -> None:
+    keys = [new_id() for _ in range(10)]
+    settings.OUTBOX = OutboxOptions(shards=1)
+    enqueue_versions(keys, range(2, 3))
+    is_written = False
+
+    def write_beside_the_mark(
+        execute: Any, sql: str, parameters: Any, many: bool, context: Any
+    ) -> Any:
+        nonlocal is_written
+        if sql.startswith("UPDATE") and not is_written:
+            is_written = True
+            for version, shards in enumerate((4, 1), start=3):
+                settings.OUTBOX = OutboxOptions(shards=shards)
+                run_together([partial(enqueue_versions, keys, range(version, version + 1))])
+        return execute(sql, parameters, many, context)
+
+    with connection.execute_wrapper(write_beside_the_mark):
+        result = relay(publisher, batch_size=10, shards=1).run()
+
+    assert result.published == 30
+    assert versions_by_key(read_topic(SESSION_ENDED)) == {
+        str(key).encode(): [2, 3, 4] for key in keys
+    }
 
 
 # -- several relays ------------------------------------------------------------------------

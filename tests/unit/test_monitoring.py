@@ -48,6 +48,29 @@ def test_only_metrics_that_exist_are_asked_for(expression: str) -> None:
     assert set(METRIC.findall(expression)) <= _exported()
 
 
+def test_histogram_takes_many_values_as_it_takes_them_one_by_one() -> None:
+    amounts = [-1.0, 0.0, 0.01, 0.02, 0.1, 0.1000001, 3600.0, 3601.0]
+    single, bulk = (
+        metrics.BulkHistogram("h", "h", buckets=(0.01, 0.1, 3600), registry=None) for _ in range(2)
+    )
+    for amount in amounts:
+        single.observe(amount)
+    bulk.observe_all(amounts)
+    bulk.observe_all([])
+
+    assert _samples(bulk) == _samples(single)
+    assert _samples(bulk)["_bucket", "0.1"] == 5
+
+
+def _samples(histogram: metrics.BulkHistogram) -> dict[tuple[str, str | None], float]:
+    (family,) = histogram.collect()
+    return {
+        (sample.name.removeprefix("h"), sample.labels.get("le")): sample.value
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
 def test_every_alert_is_tested_to_fire_and_to_be_silent() -> None:
     cases = [case for test in TESTS["tests"] for case in test["alert_rule_test"]]
     assert {case["alertname"] for case in cases if case.get("exp_alerts")} == RULES.keys()
