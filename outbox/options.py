@@ -17,8 +17,9 @@ class OutboxOptions:
         InvalidOptions: one or more fields are out of bounds; each is named.
     """
 
-    batch_size: int = 1000
-    """Messages a transaction of the relay: what a killed relay may send a second time."""
+    batch_size: int = 2000
+    """Messages that are sent and acknowledged together. A transaction of the relay has at most
+    four such batches: what a killed relay may send a second time."""
     polling_interval: timedelta = timedelta(seconds=1)
     delivery_timeout: timedelta = timedelta(seconds=8)
     """How long a batch may wait for its acknowledgements: shorter than the grace period,

@@ -10,7 +10,7 @@ from kafka.partitioner import DefaultPartitioner
 _SEED, _FACTOR, _WORD = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 
 
-class BatchPartitioner(DefaultPartitioner):
+class BatchPartitioner(DefaultPartitioner):  # type: ignore[misc]  # kafka-python has no types
     """kafka-python's partitioner, which knows the hashes of the keys that it was told of before.
 
     Hashed one by one in Python a key takes a tenth of its message's time.
