@@ -3,7 +3,8 @@
 `make bench NAME=relay` measures
 
 - the rate: events/s of the relay with a backlog, in turn with those of a producer that has the
-  same bytes ready and waits for each acknowledgement; and the CPU time of each for an event;
+  same bytes ready and waits for each acknowledgement; and the CPU time of each for an event. The
+  producer's partitioner is kafka-python's; the interpreter is settled for both, as a worker's is;
 - the latency: 500 events/s, 10 a transaction, written here; a worker of Celery publishes them,
   woken by commits, with beat's tick as the bound. From the moment before the commit until a
   consumer has the event, which lies behind Kafka's acknowledgement;
@@ -150,7 +151,7 @@ def measure_rate(events: int, repeats: int, options: OutboxOptions) -> dict[str,
             future.get(timeout=60)
 
     cpu = CpuTime()
-    settle()  # as a worker does
+    settle()
     try:
         samples = interleave(
             {RELAY: cpu.of(RELAY, run_relay), BARE: cpu.of(BARE, run_bare)},

@@ -27,7 +27,7 @@ _LOCK = "Pin:lock:outbox-relay"
 _MOST_BATCHES = 4
 """Of a transaction. More would be faster by little, and more is sent again when a relay dies."""
 _BEGIN_SECONDS = 1.0
-"""So long a transaction begins batches."""
+"""A transaction begins no batch later: where Kafka is slow, one is all that it takes."""
 _PAUSE_SECONDS = 0.05
 """Between two looks of a relay that lingers."""
 _LONGEST_WAIT = 60.0
@@ -124,6 +124,19 @@ class _Answers:
     published: list[_Row] = field(default_factory=list)
     parked: list[tuple[_Row, DeliveryFault]] = field(default_factory=list)
     faulty: list[tuple[_Row, DeliveryFault]] = field(default_factory=list)
+
+    def add(self, rows: Sequence[_Row], faults: Sequence[DeliveryFault | None]) -> None:
+        """Take the answers to what was sent."""
+        if not any(faults):
+            self.published.extend(rows)
+            return
+        for row, delivery in zip(rows, faults, strict=True):
+            if delivery is None:
+                self.published.append(row)
+            elif delivery.message_at_fault:
+                self.parked.append((row, delivery))
+            else:
+                self.faulty.append((row, delivery))
 
 
 @dataclass(slots=True)
@@ -222,7 +235,7 @@ class OutboxRelay:
         """Publish batches until nothing can be sent, or `stop`; sum them up.
 
         Args:
-            stop: Asked between batches.
+            stop: Asked between transactions, which begin no batch after a second.
             linger: For how long to go on looking after nothing was found: what is committed
                 soon after a wake-up sends none of its own, and another relay may hold the lock
                 of a look that came too early.
@@ -243,7 +256,7 @@ class OutboxRelay:
         return total
 
     def run_once(self) -> RelayResult:
-        """Publish one batch of each shard that no other relay is at."""
+        """Publish a few batches of each shard that no other relay is at."""
         return sum((self._work(shard) for shard in self._options.shard_numbers), RelayResult())
 
     def _work(self, shard: int) -> RelayResult:
@@ -404,25 +417,14 @@ class OutboxRelay:
     def _send(self, batch: _Batch) -> _Answers:
         """Send a batch to Kafka, wave by wave. In a thread, which has no connection of its own."""
         answers = _Answers()
-        stuck: set[bytes | None] = set()
         end = time.monotonic() + self._options.delivery_timeout.total_seconds()
         for wave in _waves(batch.rows, batch.alone):
             # What a key's later message would overtake must not stay behind.
+            stuck = {row.message.key for row, _ in answers.faulty}
             sendable = [row for row in wave if row.message.key not in stuck] if stuck else wave
             if not sendable:
                 continue
-            faults = self._publisher.publish([row.message for row in sendable])
-            if not any(faults):
-                answers.published.extend(sendable)
-                continue
-            for row, delivery in zip(sendable, faults, strict=True):
-                if delivery is None:
-                    answers.published.append(row)
-                elif delivery.message_at_fault:
-                    answers.parked.append((row, delivery))
-                else:
-                    stuck.add(row.message.key)
-                    answers.faulty.append((row, delivery))
+            answers.add(sendable, self._publisher.publish([row.message for row in sendable]))
             if time.monotonic() > end or (answers.faulty and not answers.published):
                 break  # the rest stays as it is, and is read again
         return answers

@@ -36,7 +36,7 @@ _of_thread = _OfThread()
 
 @worker_shutting_down.connect
 def _stop_relay(**_: Any) -> None:
-    """End after the batch under way. Sent in the main process: hence `--pool threads`."""
+    """End after the transaction under way. Sent in the main process: hence `--pool threads`."""
     _stopping.set()
 
 

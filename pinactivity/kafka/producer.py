@@ -171,6 +171,8 @@ class KafkaPublisher:
 def producer_settings(timeout: float, *, most_bytes: int) -> dict[str, Any]:
     """Return the settings of `KafkaPublisher`'s producer, which its bench takes too.
 
+    The partitioner is not among them: it is told what the publisher is about to send.
+
     Args:
         timeout: Seconds until a message is given up.
         most_bytes: Of one message.
