@@ -39,6 +39,7 @@ from pinactivity.metrics import (
     DEV_STATS_INGEST_LAG,
     DEV_STATS_SESSION_FACTS_INGESTED,
     DEV_STATS_VIEW_FACTS_INGESTED,
+    observe_all,
 )
 
 Made = TypeVar("Made", bound=Row)
@@ -160,7 +161,8 @@ def _refuse_future(writer: FactWriter, latest: datetime, reason: str) -> None:
 
 def _distinct(entries: Sequence[Entry[Made]]) -> dict[str, Made]:
     """Return the rows by where they came from; of a repeated message the first."""
-    first = {entry.record.message_id: entry for entry in reversed(entries)}
+    # By the number: UUID's own hash is Python.
+    first = {entry.record.message_id.int: entry for entry in reversed(entries)}
     return {
         f"{record.topic}/{record.partition}/{record.offset}": entry.row
         for entry in reversed(first.values())
@@ -170,9 +172,8 @@ def _distinct(entries: Sequence[Entry[Made]]) -> dict[str, Made]:
 
 def _observe_lag(group: str, entries: Sequence[Entry[Made]]) -> None:
     now = datetime.now(UTC)
-    lag = DEV_STATS_INGEST_LAG.labels(group)
-    for entry in entries:
-        lag.observe(max((now - entry.record.created_at).total_seconds(), 0.0))
+    lags = [(now - entry.record.created_at).total_seconds() for entry in entries]
+    observe_all(DEV_STATS_INGEST_LAG.labels(group), [max(lag, 0.0) for lag in lags])
 
 
 def _limits() -> BatchLimits:

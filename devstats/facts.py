@@ -8,12 +8,16 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
+import msgspec
+
+from pinactivity import strict_json
 from pinactivity.ids import NIL
-from pinactivity.kafka.payload import Payload
+from pinactivity.kafka.payload import Payload, Plain, PlainReader
 from pinactivity.kafka.record import Poison, Record
+from pinactivity.times import parse_time
 
 FUTURE_TOLERANCE = timedelta(hours=1)
 TENANT = str(NIL)
@@ -26,6 +30,8 @@ _DEFAULT = datetime(1, 1, 1, tzinfo=UTC)
 _MOST_SECONDS = 2**31 - 1
 """What the contract's `int` holds: 68 years."""
 _MOST_SOURCE = 64
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=_MOST_SECONDS)]
+_Source = Annotated[str, msgspec.Meta(min_length=1, max_length=_MOST_SOURCE)]
 
 
 class SessionFact(NamedTuple):
@@ -94,18 +100,18 @@ def make_session_fact(
 ) -> SessionFact:
     """Make a session's row: what it says itself, and the constants of version 1."""
     return SessionFact(
-        fact_id=fact_id,
-        session_id=session_id,
-        anonymous_id=anonymous_id,
-        user_id=user_id,
-        started_at=created_at,
-        event_time=created_at,
-        last_activity_at=last_activity_at,
-        duration_seconds=duration_seconds,
-        tenant_id=TENANT,
-        brand_id=None,
-        developer_id=None,
-        viewer_kind="Guest" if user_id is None else "User",
+        fact_id,
+        session_id,
+        anonymous_id,
+        user_id,
+        created_at,
+        created_at,
+        last_activity_at,
+        duration_seconds,
+        TENANT,
+        None,
+        None,
+        "Guest" if user_id is None else "User",
     )
 
 
@@ -146,6 +152,32 @@ def make_view_fact(
     )
 
 
+class _PlainSession(Plain):
+    session_id: UUID
+    anonymous_id: UUID
+    user_id: UUID | None
+    created_at: str
+    last_activity_at: str
+    duration_seconds: _Seconds
+
+
+class _PlainView(Plain):
+    property_object_view_id: UUID
+    property_object_id: UUID
+    session_id: UUID
+    anonymous_id: UUID
+    user_id: UUID | None
+    view_source: _Source
+    viewed_at: str
+    last_activity_at: str
+    duration_seconds: _Seconds
+    filter_snapshot: msgspec.Raw
+
+
+_plain_sessions = PlainReader(_PlainSession)
+_plain_views = PlainReader(_PlainView)
+
+
 def decode_session(record: Record) -> SessionFact:
     """Read `session-ended`.
 
@@ -154,6 +186,34 @@ def decode_session(record: Record) -> SessionFact:
             DurationSeconds missing or not what it should be; an id that is nil; CreatedAt unset
             or before 1970; DurationSeconds not a whole number from 0 to 2^31 - 1.
     """
+    return decode_plain_session(record) or decode_any_session(record)
+
+
+def decode_plain_session(record: Record) -> SessionFact | None:
+    """Read `session-ended` as we write it, fast; None where `decode_any_session` has to judge."""
+    plain = _plain_sessions.read(record.value)
+    if plain is None:
+        return None
+    try:
+        created_at = parse_time(plain.created_at)
+        last_activity_at = parse_time(plain.last_activity_at)
+    except ValueError:
+        return None
+    if created_at < _EPOCH:
+        return None
+    return make_session_fact(
+        fact_id=str(record.message_id),
+        session_id=plain.session_id,
+        anonymous_id=plain.anonymous_id,
+        user_id=plain.user_id,
+        created_at=created_at,
+        last_activity_at=last_activity_at,
+        duration_seconds=plain.duration_seconds,
+    )
+
+
+def decode_any_session(record: Record) -> SessionFact:
+    """Read `session-ended` in any legal writing; see `decode_session`."""
     payload = Payload(record)
     return make_session_fact(
         fact_id=str(record.message_id),
@@ -173,6 +233,39 @@ def decode_view(record: Record) -> ViewFact:
         Poison: as for a session, of this payload's fields; ViewSource is a text of up to 64
             characters, FilterSnapshot an object or null.
     """
+    return decode_plain_view(record) or decode_any_view(record)
+
+
+def decode_plain_view(record: Record) -> ViewFact | None:
+    """Read `property-object-view-ended` as we write it; None where `decode_any_view` has to judge."""
+    plain = _plain_views.read(record.value)
+    if plain is None:
+        return None
+    try:
+        viewed_at = parse_time(plain.viewed_at)
+        last_activity_at = parse_time(plain.last_activity_at)
+        filter_snapshot = strict_json.loads(bytes(plain.filter_snapshot))
+    except ValueError:
+        return None
+    if viewed_at < _EPOCH or not isinstance(filter_snapshot, dict | None):
+        return None
+    return make_view_fact(
+        fact_id=str(record.message_id),
+        property_object_view_id=plain.property_object_view_id,
+        property_object_id=plain.property_object_id,
+        session_id=plain.session_id,
+        anonymous_id=plain.anonymous_id,
+        user_id=plain.user_id,
+        view_source=plain.view_source,
+        viewed_at=viewed_at,
+        last_activity_at=last_activity_at,
+        duration_seconds=plain.duration_seconds,
+        filter_snapshot=filter_snapshot,
+    )
+
+
+def decode_any_view(record: Record) -> ViewFact:
+    """Read `property-object-view-ended` in any legal writing; see `decode_view`."""
     payload = Payload(record)
     return make_view_fact(
         fact_id=str(record.message_id),

@@ -158,22 +158,21 @@ class FactWriter:
 
     def _token(self, table: Table, rows: Mapping[str, Row]) -> str:
         """Name these rows. By their ids too: a topic made anew counts from the same offsets."""
-        digest = sha256(self._id)
-        digest.update(table.name.encode())
-        for origin, row in rows.items():
-            digest.update(f"\n{origin} {row[0]}".encode())
-        return digest.hexdigest()
+        named = "\n".join([f"{origin} {row[0]}" for origin, row in rows.items()])
+        return sha256(self._id + f"{table.name}\n{named}".encode()).hexdigest()
 
 
 def _split(table: Table, rows: Mapping[str, Row]) -> Iterator[Mapping[str, Row]]:
     place = table.month_column
-    if place is None:
+    if place is None or not rows:
         yield rows
         return
-    months = sorted({(row[place].year, row[place].month) for row in rows.values()})
-    if len(months) <= MOST_MONTHS:
+    times = [row[place] for row in rows.values()]
+    first, last = min(times), max(times)
+    if (last.year - first.year) * 12 + last.month - first.month < MOST_MONTHS:
         yield rows
         return
+    months = sorted({(time.year, time.month) for time in times})
     for start in range(0, len(months), MOST_MONTHS):
         chosen = set(months[start : start + MOST_MONTHS])
         yield {

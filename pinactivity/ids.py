@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
+from msgspec import ValidationError, convert
 from uuid_utils.compat import uuid7
 
 __all__ = ["NIL", "Id", "array_text", "earliest_id", "new_id", "parse_id"]
@@ -14,13 +15,9 @@ NIL = UUID(int=0)
 Id = UUID | str
 """An id on its way to a wire: as text where it came from SQL so, since a thousand of them count."""
 
-_HEX_32 = r"[0-9a-f]{32}"
 _DASHED = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_OURS = re.compile(_DASHED, re.ASCII)
-# The legal spellings: RFC 9562 with dashes, as a URN, in braces (GUID), and bare hex.
-_SPELLING = re.compile(
-    rf"{_HEX_32}|{_DASHED}|\{{{_DASHED}\}}|urn:uuid:{_DASHED}", re.IGNORECASE | re.ASCII
-)
+# The legal spellings beside RFC 9562 with dashes and bare hex: as a URN, and in braces (GUID).
+_RARE_SPELLING = re.compile(rf"\{{{_DASHED}\}}|urn:uuid:{_DASHED}", re.IGNORECASE | re.ASCII)
 
 
 def new_id() -> UUID:
@@ -48,13 +45,13 @@ def parse_id(text: object) -> UUID:
     """
     if not isinstance(text, str) or len(text) > 45:
         raise ValueError("Must be a UUID.")
-    # Our own spelling first: consumers read half a dozen a message.
-    if _OURS.fullmatch(text):
-        value = UUID(text)
-    elif _SPELLING.fullmatch(text):
+    # Consumers read half a dozen a message: msgspec takes a fifth of the time of UUID().
+    try:
+        value = convert(text, UUID)
+    except ValidationError:
+        if not _RARE_SPELLING.fullmatch(text):
+            raise ValueError("Must be a UUID.") from None
         value = UUID(text.lower())  # UUID() knows a URN in lower case only
-    else:
-        raise ValueError("Must be a UUID.")
-    if value == NIL:
+    if not value.int:
         raise ValueError("Must not be the nil UUID.")
     return value

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 import structlog
 from django.db import DataError, close_old_connections, connections
 from django.utils.module_loading import autodiscover_modules
@@ -79,8 +80,7 @@ class SinkUnavailable(SlowDown):
     """The storage that the handler writes to is away; not the messages' fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry(Generic[Row]):
+class Entry(msgspec.Struct, Generic[Row], frozen=True):
     """A row and the message that it was made from."""
 
     record: Record
@@ -198,8 +198,7 @@ class _State(Enum):
     BURIED = "buried"
 
 
-@dataclass(slots=True)
-class _Taken:
+class _Taken(msgspec.Struct):
     """One message between poll and commit."""
 
     raw: RawRecord
@@ -535,6 +534,8 @@ class Consumer:
             yield
 
     def _bury(self) -> None:
+        if not any(taken.state is _State.POISON for taken in self._batch):
+            return
         self._stop_at_limit()
         letters = [taken for taken in self._batch if taken.state is _State.POISON]
         if not letters:
@@ -584,8 +585,9 @@ class Consumer:
         first: dict[Partition, int] = {}
         following: dict[Partition, int] = {}
         for taken in self._batch:
-            first.setdefault(taken.partition, taken.raw.offset)
-            following[taken.partition] = taken.raw.offset + 1
+            topic, partition, offset, *_ = taken.raw
+            first.setdefault((topic, partition), offset)
+            following[topic, partition] = offset + 1
         self._source.commit(following)
         for taken in self._batch:
             self._poison_in_a_row = _count_poison(self._poison_in_a_row, taken)
@@ -654,15 +656,10 @@ def _read_record(raw: RawRecord, value: bytes) -> Record:
     Raises:
         Poison: `header-not-text`, `message-id-missing` or `message-id-invalid`.
     """
-    headers: dict[str, str] = {}
-    for name, content in raw.headers:
-        if content is None:
-            continue
-        try:
-            headers[name] = content.decode()
-        except UnicodeDecodeError:
-            if name in _OURS:
-                raise Poison("header-not-text") from None
+    try:
+        headers = {name: text.decode() for name, text in raw.headers if text is not None}
+    except UnicodeDecodeError:
+        headers = _read_odd_headers(raw)
     if "MessageId" not in headers:
         raise Poison("message-id-missing")
     try:
@@ -696,6 +693,24 @@ def _read_record(raw: RawRecord, value: bytes) -> Record:
         correlation_id=correlation_id,
         headers=headers,
     )
+
+
+def _read_odd_headers(raw: RawRecord) -> dict[str, str]:
+    """Decode headers of which some are not UTF-8.
+
+    Raises:
+        Poison: `header-not-text`: one of ours is not.
+    """
+    headers: dict[str, str] = {}
+    for name, content in raw.headers:
+        if content is None:
+            continue
+        try:
+            headers[name] = content.decode()
+        except UnicodeDecodeError:
+            if name in _OURS:
+                raise Poison("header-not-text") from None
+    return headers
 
 
 def _moment(milliseconds: int) -> datetime:

@@ -1,15 +1,23 @@
-"""Reading the fields of a message: by name in any case, each fault a poison with a code."""
+"""Reading the fields of a message: by name in any case, each fault a poison with a code.
+
+`Payload` reads whatever is legal and says what is not. `PlainReader` reads what is written as our
+own events are, in a tenth of the time, and leaves everything else to it (adr/0013).
+"""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+import msgspec
+
+from pinactivity import strict_json
 from pinactivity.ids import parse_id
 from pinactivity.kafka.record import Poison, Record
 from pinactivity.times import parse_time
 
 Value = TypeVar("Value")
+Fields = TypeVar("Fields", bound="Plain")
 
 
 class Payload:
@@ -99,3 +107,71 @@ class Payload:
 
 def _kebab(name: str) -> str:
     return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
+
+
+class Plain(msgspec.Struct, rename="pascal", forbid_unknown_fields=True, gc=False):
+    """The fields of a payload, each of them there: ids, texts, bounded whole numbers, raw JSON.
+
+    An id may be None. Times are texts, for `parse_time`; msgspec would round a seventh digit.
+    """
+
+
+class PlainReader(Generic[Fields]):
+    """Reads payloads with exactly the given fields, plainly written; of no other it says a thing.
+
+    Args:
+        fields: What they are.
+
+    Raises:
+        TypeError: a field is of a kind that is not known here.
+    """
+
+    def __init__(self, fields: type[Fields]) -> None:
+        self._decoder = msgspec.json.Decoder(fields)
+        self._quotes = 0
+        self._optional: list[str] = []
+        self._nested: list[str] = []
+        for field in msgspec.structs.fields(fields):
+            self._quotes += 2
+            match msgspec.inspect.type_info(field.type):
+                case msgspec.inspect.UUIDType() | msgspec.inspect.StrType():
+                    self._quotes += 2
+                case msgspec.inspect.UnionType(
+                    (msgspec.inspect.UUIDType(), msgspec.inspect.NoneType())
+                ):
+                    self._optional.append(field.name)
+                case msgspec.inspect.RawType():
+                    self._nested.append(field.name)
+                case msgspec.inspect.IntType():
+                    pass
+                case _:
+                    raise TypeError(f"{fields.__qualname__}.{field.name} cannot be read plainly.")
+
+    def read(self, value: bytes) -> Fields | None:
+        """Return the fields, each what `Payload` makes of it; None leaves the message to that.
+
+        msgspec takes the last of two fields of a name. But without escapes a value has two
+        quotation marks for each name and each text, so a field too many is two marks too many.
+        """
+        if b"\\" in value or _ZEROS in value:
+            return None
+        try:
+            fields = self._decoder.decode(value)
+        except (ValueError, RecursionError):
+            return None
+        quotes = self._quotes
+        for name in self._optional:
+            if getattr(fields, name) is not None:
+                quotes += 2
+        for name in self._nested:
+            quotes += bytes(getattr(fields, name)).count(b'"')
+        if value.count(b'"') != quotes:
+            return None
+        # What is nested has its own levels counted by its reader, not the one around it.
+        if self._nested and value.count(b"{") + value.count(b"[") > strict_json.MAX_DEPTH:
+            return None
+        return fields
+
+
+_ZEROS = b"0" * 12
+"""The end of the nil id in either spelling that msgspec reads; no other id is likely to have it."""

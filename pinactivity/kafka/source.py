@@ -159,10 +159,10 @@ class KafkaSource:
     def poll(self, *, seconds: float, most: int) -> list[RawRecord]:
         """See `Source`."""
         polled = self._consumer.poll(timeout_ms=int(seconds * 1000), max_records=most)
-        records = [to_raw(record) for batch in polled.values() for record in batch]
-        for record in records:
-            self._next[record.topic, record.partition] = record.offset + 1
-        return records
+        for part, batch in polled.items():
+            if batch:
+                self._next[part.topic, part.partition] = batch[-1].offset + 1
+        return [to_raw(record) for batch in polled.values() for record in batch]
 
     def take_revoked(self) -> set[Partition]:
         """See `Source`."""
@@ -218,12 +218,13 @@ class KafkaSource:
 
 
 def to_raw(record: Any) -> RawRecord:
+    # By place: names would take three times as long.
     return RawRecord(
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        timestamp=record.timestamp,
-        key=record.key,
-        value=record.value,
-        headers=tuple(record.headers),
+        record.topic,
+        record.partition,
+        record.offset,
+        record.timestamp,
+        record.key,
+        record.value,
+        tuple(record.headers),
     )
