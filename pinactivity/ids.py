@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
-from msgspec import ValidationError, convert
+from msgspec import convert
 from uuid_utils.compat import uuid7
 
 __all__ = ["NIL", "Id", "array_text", "earliest_id", "new_id", "parse_id"]
@@ -48,7 +48,7 @@ def parse_id(text: object) -> UUID:
     # Consumers read half a dozen a message: msgspec takes a fifth of the time of UUID().
     try:
         value = convert(text, UUID)
-    except ValidationError:
+    except ValueError:
         if not _RARE_SPELLING.fullmatch(text):
             raise ValueError("Must be a UUID.") from None
         value = UUID(text.lower())  # UUID() knows a URN in lower case only

@@ -23,7 +23,7 @@ from django.utils.module_loading import autodiscover_modules
 from kafka.errors import KafkaError
 from opentelemetry.context import Context
 
-from pinactivity import metrics, tracing
+from pinactivity import meanwhile, metrics, tracing
 from pinactivity.faults import describe_fault
 from pinactivity.ids import parse_id
 from pinactivity.kafka.batch import Batch, BatchLimits
@@ -106,6 +106,9 @@ class Handler(Protocol[Row]):
 
         `entries` are in order within a partition, never empty, and exactly one when the
         consumer works `one_by_one` (then the message's correlation id and trace are in force).
+
+        Of a batch it may call `meanwhile.do_offered` where it has sent and begins to wait: the
+        loop then polls, and decodes the next batch by this handler.
 
         Raises:
             Poison: a row is at fault; what PostgreSQL refuses with DataError is so too. Of
@@ -266,6 +269,10 @@ class Consumer:
         self._handler: Handler[Any] | None = None
         self._source: Source | None = None
         self._batch: Batch[_Taken] = Batch(spec.limits(), clock=clock)
+        self._ahead: Batch[_Taken] = Batch(spec.limits(), clock=clock)
+        """What was read while the batch is being written: the next batch."""
+        self._fault_ahead: Exception | None = None
+        self._polled = self._dropped = 0
         self._poison_in_a_row = 0
         self._limit_reached = False
         self._failures = 0
@@ -291,13 +298,13 @@ class Consumer:
     @property
     def unstored(self) -> int:
         """How many messages were read and are not committed yet."""
-        return len(self._batch)
+        return len(self._batch) + len(self._ahead)
 
     def _oldest_seconds(self) -> float:
         """The age by header CreatedAt of the oldest message read but not committed, else 0."""
         moments = [
             taken.record.created_at if taken.record else _moment(taken.raw.timestamp)
-            for taken in tuple(self._batch)
+            for taken in (*self._batch, *self._ahead)
         ]
         if not moments:
             return 0.0
@@ -330,7 +337,8 @@ class Consumer:
         2. Poll, also while a batch waits for a retry, with everything paused: the membership
            must survive. What comes all the same, of partitions just assigned, is kept.
         3. Drop what belongs to partitions that went, then take what the poll brought.
-        4. Flush when the batch is ready, or due for its retry.
+        4. Flush when the batch is ready, or due for its retry. A handler that waits meanwhile
+           has 2 and 3 done for the next batch; if that fills it, the next turn begins here.
 
         Raises:
             KafkaError, OSError: the broker is away.
@@ -338,26 +346,24 @@ class Consumer:
             PoisonLimitReached: see `ConsumerOptions.poison_limit`.
         """
         source = self._open()
-        committed = 0
+        committed = self._polled = self._dropped = 0
         if self._retry_at is None and not self._batch.is_empty and source.is_rebalance_due():
             committed += self._flush()
         if self._retry_at is not None:
             source.pause()
-        raws = source.poll(seconds=self._poll_seconds(), most=max(self._batch.room, 1))
-        self._progress_at = self._clock()
-        dropped = self._drop(source.take_revoked())
-        metrics.CONSUMER_CONSUMED.labels(self.spec.group).inc(len(raws))
-        for raw in raws:
-            self._batch.append(self._take(raw))
-        metrics.CONSUMER_LAG.labels(self.spec.group).set(source.lag())
+        if self._retry_at is not None or not self._batch.is_ready:
+            self._read(self._batch, seconds=self._poll_seconds())
         if self._retry_at is not None:
             if self._batch.is_empty:
                 self._go_on()
             elif self._clock() >= self._retry_at:
                 committed += self._flush()
         elif self._batch.is_ready:
-            committed += self._flush()
-        return Result(len(raws), committed, dropped, self._fault)
+            committed += self._flush(read_ahead=not self.spec.one_by_one)
+            if self._fault_ahead is not None:
+                fault, self._fault_ahead = self._fault_ahead, None
+                raise fault
+        return Result(self._polled, committed, self._dropped, self._fault)
 
     def close(self) -> None:
         """Leave the group and give up every connection; what was not committed comes again."""
@@ -386,12 +392,24 @@ class Consumer:
             return _POLL_SECONDS
         return min(_POLL_SECONDS, self._batch.seconds_left)
 
-    def _drop(self, revoked: set[Partition]) -> int:
+    def _read(self, batch: Batch[_Taken], *, seconds: float) -> None:
+        """Poll, drop what belongs to partitions that went, and add what the poll brought."""
+        source = self._opened_source
+        raws = source.poll(seconds=seconds, most=max(batch.room, 1))
+        self._progress_at = self._clock()
+        self._drop(source.take_revoked())
+        metrics.CONSUMER_CONSUMED.labels(self.spec.group).inc(len(raws))
+        for raw in raws:
+            batch.append(self._take(raw))
+        self._polled += len(raws)
+        metrics.CONSUMER_LAG.labels(self.spec.group).set(source.lag())
+
+    def _drop(self, revoked: set[Partition]) -> None:
         if not revoked:
-            return 0
+            return
         dropped = self._batch.keep(lambda taken: taken.partition not in revoked)
         log.info("partitions gone", group=self.spec.group, partitions=len(revoked), rows=dropped)
-        return dropped
+        self._dropped += dropped
 
     # -- handle ----------------------------------------------------------------------------
 
@@ -422,6 +440,11 @@ class Consumer:
         return taken
 
     @property
+    def _opened_source(self) -> Source:
+        assert self._source is not None  # it is opened at the beginning of a turn
+        return self._source
+
+    @property
     def _made_handler(self) -> Handler[Any]:
         assert self._handler is not None  # it was made before the first poll
         return self._handler
@@ -436,38 +459,62 @@ class Consumer:
 
     # -- flush: write, bury, commit --------------------------------------------------------
 
-    def _flush(self) -> int:
+    def _flush(self, *, read_ahead: bool = False) -> int:
         """Do what is left to do with the batch; return how many messages were committed.
 
         Each step remembers what it has done, so that a retry does the rest only:
-        1. write: the handler's rows;
+        1. write: the handler's rows; meanwhile the next batch is read, where that is wanted;
         2. bury: dead letters, up to the limit in a row; what follows the limit is let go;
         3. commit: last.
 
-        Any fault keeps the batch for a later turn.
+        Any fault keeps the batch for a later turn, which then has what was read ahead too.
 
         Raises:
             PoisonLimitReached: after what came before was committed.
         """
         try:
-            self._write()
+            with meanwhile.offered(self._read_ahead) if read_ahead else nullcontext():
+                self._write()
             self._bury()
             self._commit()
         except _Unfinished:
+            self._join_ahead()
             self._retry_at = self._clock()
             return 0
         except Exception as fault:  # sink, dead letters or broker: wait, whatever it is
+            self._join_ahead()
             self._wait(fault)
             return 0
         finally:
             self._progress_at = self._clock()
         size = len(self._batch)
         self._batch.clear()
+        self._batch, self._ahead = self._ahead, self._batch
         self._failures = 0
         self._go_on()
         if self._limit_reached:
             raise PoisonLimitReached(self.spec, self._options.poison_limit)
         return size
+
+    def _read_ahead(self) -> None:
+        """Read the next batch while the handler waits.
+
+        The poll may give partitions up, as any poll may: what is being written of them is then
+        not committed, and read again by the member that has them. When that is known to come,
+        nothing is read ahead. A fault of the broker is no fault of the writing: the turn ends
+        with it.
+        """
+        try:
+            if not self._opened_source.is_rebalance_due():
+                self._read(self._ahead, seconds=0)
+        except Exception as fault:
+            self._fault_ahead = fault
+
+    def _join_ahead(self) -> None:
+        """Make one batch of what waits and what was read behind it."""
+        for taken in self._ahead:
+            self._batch.append(taken)
+        self._ahead.clear()
 
     def _write(self) -> None:
         waiting = [taken for taken in self._batch if taken.state is _State.DECODED]
@@ -581,14 +628,13 @@ class Consumer:
     def _commit(self) -> None:
         if self._batch.is_empty:
             return
-        assert self._source is not None  # the batch came from it
         first: dict[Partition, int] = {}
         following: dict[Partition, int] = {}
         for taken in self._batch:
             topic, partition, offset, *_ = taken.raw
             first.setdefault((topic, partition), offset)
             following[topic, partition] = offset + 1
-        self._source.commit(following)
+        self._opened_source.commit(following)
         for taken in self._batch:
             self._poison_in_a_row = _count_poison(self._poison_in_a_row, taken)
         log.info(
@@ -640,6 +686,7 @@ class Consumer:
             self._source.close()
         self._source = None
         self._batch.clear()
+        self._ahead.clear()
         until = self._clock() + min(self._options.longest_wait.total_seconds(), 5.0)
         while not stop() and self._clock() < until:
             time.sleep(0.1)

@@ -1,11 +1,14 @@
 """What becomes a fact (design, section 11): a message's bytes, a row or a reason."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from devstats.facts import (
     TENANT,
@@ -13,6 +16,10 @@ from devstats.facts import (
     PropertyObject,
     SessionFact,
     ViewFact,
+    decode_any_session,
+    decode_any_view,
+    decode_plain_session,
+    decode_plain_view,
     decode_property_object,
     decode_session,
     decode_view,
@@ -20,7 +27,7 @@ from devstats.facts import (
 )
 from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
 from pinactivity.ids import new_id
-from pinactivity.kafka.record import Poison
+from pinactivity.kafka.record import Poison, Record
 from pinactivity.kafka.testing import record
 from pinactivity.times import iso_utc
 from tests.dev_stats import CREATED_AT, changed_object, ended_session, ended_view
@@ -297,3 +304,125 @@ def test_rows_are_in_the_order_of_their_tables_columns() -> None:
 def test_snapshot_with_ten_thousand_characters_stays_whole() -> None:
     snapshot = {"Text": "é" * 10_000}
     assert json.loads(view(FilterSnapshot=snapshot).filter_snapshot) == snapshot
+
+
+# -- the fast reading says nothing that the strict one does not say -------------------------
+
+ID = "01a229dd-8191-73f3-8d96-7e4192cca6ff"
+IDS = [
+    *(ID, ID.upper(), ID.replace("-", ""), f"{{{ID}}}", f"urn:uuid:{ID}", f"{ID} ", ID[:-1]),
+    *(str(UUID(int=0)), UUID(int=0).hex, str(UUID(int=7)), "01a2-29dd819173f38d967e4192cca6ff"),
+    *("01a229dd81-91-73f3-8d96-7e4192cca6ff", "०" * 32, "x" * 46, "", None, 7, ["x"]),
+]
+TIMES = [
+    *("2026-03-01T12:00:00.123456Z", "2026-03-01T12:00:00Z", "2026-03-01T12:00:00.1234567Z"),
+    *("2026-03-01T12:00:00.999999999Z", "2026-03-01T15:00:00.123456+03:00", "2026-03-01T12:00Z"),
+    *("2026-03-01t12:00:00.123456z", "2026-03-01 12:00:00.123456Z", "2026-03-01T12:00:00,123456Z"),
+    *("2026-03-01T12:00:00.123456", "20260301T120000.1234567890Z", "2026-W09-7T12:00:00.123456Z"),
+    *("2026-03-01T24:00:00.000000Z", "2026-02-30T12:00:00.123456Z", "0001-01-01T00:00:00.000000Z"),
+    *("1969-12-31T23:59:59.999999Z", "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00"),
+    *("2026-03-01T12:00:00.12345ZZ", "", "now", None, 1772366400),
+]
+NUMBERS = [0, 300, 2**31 - 1, 2**31, -1, True, 12.0, 1e300, 10**400, "12", None, float("nan")]
+TEXTS = ["Map", "", "x" * 64, "x" * 65, "Карта", "😀" * 64, "\x00", "\ud83d", "\x7f", 'a"b', None, 1]
+SNAPSHOTS = [
+    *(None, {}, {"Rooms": [1, 2], "Город": "é"}, {"a": {"a": 1}}, {"a": 1e-300}, {"a": 2**64}),
+    *({"a": "\x00"}, {"a": 'b"'}, [], "text", 1, True, [[[]]] * 20, {"a": [[[[[]]]]] * 8}),
+]
+KINDS = {
+    **dict.fromkeys(
+        ["SessionId", "AnonymousId", "UserId", "PropertyObjectViewId", "PropertyObjectId"], IDS
+    ),
+    **dict.fromkeys(["CreatedAt", "ViewedAt", "LastActivityAt"], TIMES),
+    "DurationSeconds": NUMBERS,
+    "ViewSource": TEXTS,
+    "FilterSnapshot": SNAPSHOTS,
+}
+RAW = [
+    *(b"12.0", b"1e2", b"-0", b"012", b"+1", b"NaN", b"nul", b"tru", b"'a'", b'"\x00"', b'"\x1f"'),
+    *(b'{"a":1,"a":2}', b'{"a":"\xff"}', b'{"a":01}', b'{"a":1,}', b"{" * 40, b'"\\u0000"', b" null"),
+    *(b'{"a":' * 31 + b"1" + b"}" * 31, b'{"a":' * 32 + b"1" + b"}" * 32, b'"\xed\xa0\xbd"'),
+]
+
+
+@st.composite
+def payloads(draw: st.DrawFn, whole: dict[str, Any]) -> bytes:
+    """A payload with a few things done to it: values, fields, spelling, bytes."""
+    fields = [(json.dumps(name), json.dumps(value)) for name, value in whole.items()]
+    raw: dict[int, bytes] = {}
+    for _ in range(draw(st.integers(0, 3))):
+        place = draw(st.integers(0, len(fields) - 1))
+        name = json.loads(fields[place][0])
+        match draw(st.integers(0, 6)):
+            case 0 | 1:
+                value = draw(st.sampled_from(KINDS.get(name, TEXTS)))
+                fields[place] = fields[place][0], json.dumps(value, ensure_ascii=draw(st.booleans()))
+            case 2:
+                other = draw(st.sampled_from(fields))[1]
+                copy = draw(st.sampled_from([name, name.lower(), f"{name[:-1]}\\u0064"]))
+                fields.append((f'"{copy}"', draw(st.sampled_from([fields[place][1], other, "null"]))))
+            case 3:
+                fields[place] = json.dumps(draw(st.sampled_from([name.upper(), "X"]))), "null"
+            case 4 if len(fields) > 1:
+                del fields[place]
+                raw = {}
+            case 5:
+                raw[place] = draw(st.sampled_from(RAW))
+            case _:
+                fields.append((json.dumps(draw(st.text(max_size=3))), '"x"'))
+    comma, colon = draw(st.sampled_from([(",", ":"), (", ", ": "), ("\n,", " :\t")]))
+    value = comma.join(f"{name}{colon}\0{place}\0" for place, (name, _) in enumerate(fields))
+    document = f"{{{value}}}".encode("utf-8", "surrogatepass")
+    for place, (_, text) in enumerate(fields):
+        spelt = raw.get(place, text.encode("utf-8", "surrogatepass"))
+        document = document.replace(b"\0%d\0" % place, spelt)
+    if draw(st.integers(0, 3)) == 0:
+        place = draw(st.integers(0, len(document) - 1))
+        some = draw(st.binary(max_size=2) | st.sampled_from([b'"', b"\\", b"{", b"}", b",", b" "]))
+        document = document[:place] + some + document[place + draw(st.integers(0, 2)) :]
+    return document
+
+
+def verdict(decode: Callable[[Record], Any], value: bytes) -> Any:
+    """What a reading makes of a value: a row, or the reason against it."""
+    try:
+        return decode(record(TOPIC, value, message_id=UUID(ID), created_at=CREATED_AT))
+    except Poison as fault:
+        return fault.reason
+
+
+@settings(deadline=None, max_examples=1000)
+@given(payloads(ended_session(UserId=ID)))
+@example(b'{"SessionId":1,"SessionId":"%b"}' % ID.encode())
+def test_session_that_is_read_plainly_is_the_strict_ones(value: bytes) -> None:
+    strict = verdict(decode_any_session, value)
+    assert verdict(decode_session, value) == strict
+    assert verdict(decode_plain_session, value) in (None, strict)
+
+
+@settings(deadline=None, max_examples=1000)
+@given(payloads(ended_view(UserId=ID, FilterSnapshot={"Rooms": [1, 2], "a": "b"})))
+def test_view_that_is_read_plainly_is_the_strict_ones(value: bytes) -> None:
+    strict = verdict(decode_any_view, value)
+    assert verdict(decode_view, value) == strict
+    assert verdict(decode_plain_view, value) in (None, strict)
+
+
+@pytest.mark.parametrize("user", [None, ID])
+@pytest.mark.parametrize("snapshot", [None, {"Rooms": [1, 2], "Город": {"a": "é"}}])
+def test_what_we_write_ourselves_is_read_plainly(user: Any, snapshot: Any) -> None:
+    both = ended_session(UserId=user), ended_view(UserId=user, FilterSnapshot=snapshot)
+    for ascii_only in (False, True) if snapshot is None else (False,):
+        sessions, views = (json.dumps(each, ensure_ascii=ascii_only).encode() for each in both)
+        assert decode_plain_session(record(TOPIC, sessions)) is not None
+        assert decode_plain_view(record(TOPIC, views)) is not None
+
+
+@pytest.mark.parametrize("name", ["SessionId", "UserId", "CreatedAt", "DurationSeconds"])
+@pytest.mark.parametrize("second", ["null", f'"{ID}"', "300", '"2026-03-01T12:00:00.123456Z"'])
+def test_field_that_comes_twice_is_never_read_plainly(name: str, second: str) -> None:
+    for user in (None, ID):
+        whole = json.dumps(ended_session(UserId=user))
+        for value in (f'{whole[:-1]},"{name}":{second}}}', f'{{"{name}":{second},{whole[1:]}'):
+            assert decode_plain_session(record(TOPIC, value.encode())) is None
+            assert verdict(decode_session, value.encode()) == "value-not-json"
