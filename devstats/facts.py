@@ -237,7 +237,7 @@ def decode_view(record: Record) -> ViewFact:
 
 
 def decode_plain_view(record: Record) -> ViewFact | None:
-    """Read `property-object-view-ended` as we write it; None where `decode_any_view` has to judge."""
+    """Read `property-object-view-ended` as we write it; else None: `decode_any_view` judges."""
     plain = _plain_views.read(record.value)
     if plain is None:
         return None

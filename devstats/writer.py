@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -18,6 +18,8 @@ MOST_MONTHS = 100
 """ClickHouse refuses an insert into more partitions, which one bad clock makes of a batch."""
 
 _TIME = "DateTime64(6, 'UTC')"
+_TICK = timedelta(microseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class Table:
         """The place of the column whose month is the partition."""
         names = list(self.columns)
         return names.index("EventTime") if "EventTime" in names else None
+
+    @property
+    def time_columns(self) -> list[int]:
+        """The places of the columns that hold a time, which is never absent."""
+        return [place for place, kind in enumerate(self.columns.values()) if kind == _TIME]
 
 
 SESSION_FACTS = Table(
@@ -97,7 +104,7 @@ class FactWriter:
     def __init__(self) -> None:
         self._client: Client | None = None
         self._id = new_id().bytes
-        self._known_time = datetime(1970, 1, 1, tzinfo=UTC)
+        self._known_time = _EPOCH
 
     @property
     def client(self) -> Client:
@@ -127,10 +134,15 @@ class FactWriter:
             StorageUnavailable: nothing is known of the rows; add them again.
         """
         for part in _split(table, rows):
+            columns = [list(column) for column in zip(*part.values(), strict=True)]
+            for place in table.time_columns:
+                # As ClickHouse keeps them; the driver would take five times as long.
+                columns[place] = [(moment - _EPOCH) // _TICK for moment in columns[place]]
             with translated_faults():
                 self.client.insert(
                     table.name,
-                    list(part.values()),
+                    columns,
+                    column_oriented=True,
                     column_names=list(table.columns),
                     column_type_names=list(table.columns.values()),
                     settings={"insert_deduplication_token": self._token(table, part)},

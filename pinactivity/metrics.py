@@ -19,6 +19,7 @@ class BulkHistogram(Histogram):
             self._buckets[number].inc(count)
 
 
+
 SESSIONS_STARTED = Counter(
     "activity_sessions_started_total", "Sessions created by start, restart or switch."
 )
@@ -146,7 +147,8 @@ CONSUMER_TOMBSTONES = Counter(
 )
 CONSUMER_FLUSH_SECONDS = Histogram(
     "kafka_consumer_flush_seconds",
-    "Time that the handler took to write a batch, or to fail at it.",
+    "Time that the handler took to write a batch, or to fail at it; reading the next one while it"
+    " waits included.",
     ["group"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60),
 )

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from django.conf import settings
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -25,6 +25,7 @@ from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher, Message, P
 from pinactivity.kafka.source import KafkaSource, RawRecord, Source, to_raw
 from pinactivity.kafka.testing import InMemoryBroker, message
 from pinactivity.kafka.topics import create_topics, dead_letter_topic, find_ends
+from pinactivity.meanwhile import do_offered
 
 PARTITIONS = 6
 FIVE_MINUTES = timedelta(minutes=5)
@@ -156,6 +157,8 @@ class RealBroker:
 class NumberHandler:
     """Keeps the numbers that it gets, where a test can see them; does wrong as a test tells it."""
 
+    all_let_read_ahead: ClassVar = False
+
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.batches: list[list[int]] = []
@@ -163,6 +166,7 @@ class NumberHandler:
         self.down = False
         self.refused: set[int] = set()
         self.on_flush: Callable[[Sequence[Entry[int]]], object] = len
+        self.lets_read_ahead = NumberHandler.all_let_read_ahead
         self.is_closed = False
 
     def decode(self, record: Record) -> int | None:
@@ -175,6 +179,8 @@ class NumberHandler:
         return number
 
     def flush(self, entries: Sequence[Entry[int]]) -> None:
+        if self.lets_read_ahead:
+            do_offered()
         self.on_flush(entries)
         if self.down:
             raise SinkUnavailable

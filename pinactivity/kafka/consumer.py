@@ -52,7 +52,7 @@ log = structlog.get_logger(__name__)
 
 Row = TypeVar("Row")
 
-CONTRACT_VERSION = "1"
+CONTRACT_VERSION = b"1"
 _OURS = frozenset(
     {
         "MessageId",
@@ -399,8 +399,10 @@ class Consumer:
         self._progress_at = self._clock()
         self._drop(source.take_revoked())
         metrics.CONSUMER_CONSUMED.labels(self.spec.group).inc(len(raws))
+        # Reading the trace takes as long as the decoding, and mostly serves nobody.
+        traced = self.spec.one_by_one or tracing.are_spans_sent()
         for raw in raws:
-            batch.append(self._take(raw))
+            batch.append(self._take(raw, traced=traced))
         self._polled += len(raws)
         metrics.CONSUMER_LAG.labels(self.spec.group).set(source.lag())
 
@@ -413,15 +415,14 @@ class Consumer:
 
     # -- handle ----------------------------------------------------------------------------
 
-    def _take(self, raw: RawRecord) -> _Taken:
+    def _take(self, raw: RawRecord, *, traced: bool) -> _Taken:
         if raw.value is None:
             metrics.CONSUMER_TOMBSTONES.labels(self.spec.group).inc()
             return _Taken(raw, _State.SKIPPED)
         taken = _Taken(raw, _State.DECODED)
         try:
             taken.record = record = _read_record(raw, raw.value)
-            # Reading the trace takes as long as a third of the decoding, and serves nobody else.
-            if self.spec.one_by_one or tracing.are_spans_sent():
+            if traced:
                 with tracing.continued_span(
                     "consume", record.headers, self._attributes(raw)
                 ) as context:
@@ -628,15 +629,11 @@ class Consumer:
     def _commit(self) -> None:
         if self._batch.is_empty:
             return
-        first: dict[Partition, int] = {}
-        following: dict[Partition, int] = {}
-        for taken in self._batch:
-            topic, partition, offset, *_ = taken.raw
-            first.setdefault((topic, partition), offset)
-            following[topic, partition] = offset + 1
+        raws = [taken.raw for taken in self._batch]
+        first = {raw[:2]: raw.offset for raw in reversed(raws)}
+        following = {raw[:2]: raw.offset + 1 for raw in raws}
         self._opened_source.commit(following)
-        for taken in self._batch:
-            self._poison_in_a_row = _count_poison(self._poison_in_a_row, taken)
+        self._poison_in_a_row = _count_poison_at_end(self._poison_in_a_row, self._batch)
         log.info(
             "consumed",
             group=self.spec.group,
@@ -703,28 +700,29 @@ def _read_record(raw: RawRecord, value: bytes) -> Record:
     Raises:
         Poison: `header-not-text`, `message-id-missing` or `message-id-invalid`.
     """
+    headers = dict(raw.headers)
     try:
-        headers = {name: text.decode() for name, text in raw.headers if text is not None}
-    except UnicodeDecodeError:
+        # All of them at once. Of a repeated header each has to be looked at.
+        is_plain = b"".join(headers.values()).isascii() and len(headers) == len(raw.headers)  # type: ignore[arg-type]  # see below
+    except TypeError:  # one has no content
+        is_plain = False
+    if not is_plain:
         headers = _read_odd_headers(raw)
-    if "MessageId" not in headers:
+    message_id = headers.get("MessageId")
+    if message_id is None:
         raise Poison("message-id-missing")
     try:
-        message_id = parse_id(headers["MessageId"])
+        made_id = parse_id(message_id.decode())
     except ValueError:
         raise Poison("message-id-invalid") from None
     try:
-        correlation_id = parse_id(headers.get("CorrelationId"))
-    except ValueError:
-        correlation_id = message_id
-    try:
-        created_at = parse_time(headers.get("CreatedAt"))
+        created_at = parse_time((headers.get("CreatedAt") or b"").decode())
     except ValueError:
         created_at = _moment(raw.timestamp)
     if headers.get("ContractVersion", CONTRACT_VERSION) != CONTRACT_VERSION:
         log.warning(
             "contract version differs",
-            SourceEventId=str(message_id),
+            SourceEventId=str(made_id),
             topic=raw.topic,
             partition=raw.partition,
             offset=raw.offset,
@@ -735,28 +733,29 @@ def _read_record(raw: RawRecord, value: bytes) -> Record:
         offset=raw.offset,
         key=raw.key,
         value=value,
-        message_id=message_id,
+        message_id=made_id,
         created_at=created_at,
-        correlation_id=correlation_id,
-        headers=headers,
+        raw_headers=raw.headers,
     )
 
 
-def _read_odd_headers(raw: RawRecord) -> dict[str, str]:
-    """Decode headers of which some are not UTF-8.
+def _read_odd_headers(raw: RawRecord) -> dict[str, bytes | None]:
+    """Pick the headers that are UTF-8, of a name the last.
 
     Raises:
         Poison: `header-not-text`: one of ours is not.
     """
-    headers: dict[str, str] = {}
+    headers: dict[str, bytes | None] = {}
     for name, content in raw.headers:
         if content is None:
             continue
         try:
-            headers[name] = content.decode()
+            content.decode()
         except UnicodeDecodeError:
             if name in _OURS:
                 raise Poison("header-not-text") from None
+        else:
+            headers[name] = content
     return headers
 
 
@@ -778,6 +777,17 @@ def _count_poison(count: int, taken: _Taken) -> int:
     if taken.is_poison:
         return count + 1
     return count if taken.raw.value is None else 0
+
+
+def _count_poison_at_end(count: int, batch: Batch[_Taken]) -> int:
+    """Count as `_count_poison` does from the first to the last: only the end matters."""
+    in_a_row = 0
+    for taken in reversed(tuple(batch)):
+        if taken.is_poison:
+            in_a_row += 1
+        elif taken.raw.value is not None:
+            return in_a_row
+    return count + in_a_row
 
 
 def _describe(fault: Exception) -> dict[str, str]:

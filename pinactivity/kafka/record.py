@@ -1,6 +1,6 @@
 """A message as its reader gets it, and the verdict on one that breaks its contract."""
 
-from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -8,6 +8,9 @@ from uuid import UUID
 import msgspec
 
 from pinactivity import strict_json
+from pinactivity.ids import parse_id
+
+Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Poison(Exception):
@@ -39,9 +42,25 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of the header MessageId: the SourceEventId of the specification."""
     created_at: datetime
     """Of the header CreatedAt, aware; the broker's timestamp when absent or unreadable."""
-    correlation_id: UUID
-    """Of the header CorrelationId, else the MessageId."""
-    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    raw_headers: Headers = ()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Decode the headers; those that are not UTF-8 are left out. The last of a name counts."""
+        headers: dict[str, str] = {}
+        for name, content in self.raw_headers:
+            if content is not None:
+                with suppress(UnicodeDecodeError):
+                    headers[name] = content.decode()
+        return headers
+
+    @property
+    def correlation_id(self) -> UUID:
+        """Read the header CorrelationId; the MessageId where it is absent or no id."""
+        try:
+            return parse_id(self.headers.get("CorrelationId"))
+        except ValueError:
+            return self.message_id
 
     def payload(self) -> dict[str, Any]:
         """Decode the value: one JSON object, as strict as `pinactivity.strict_json`.

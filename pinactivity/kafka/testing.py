@@ -45,13 +45,15 @@ def record(
         value=value if isinstance(value, bytes) else json.dumps(value).encode(),
         message_id=message_id,
         created_at=created_at,
-        correlation_id=message_id,
-        headers={
-            "MessageId": str(message_id),
-            "CreatedAt": iso_utc(created_at),
-            "ContractVersion": "1",
-            **(headers or {}),
-        },
+        raw_headers=tuple(
+            (name, text.encode())
+            for name, text in {
+                "MessageId": str(message_id),
+                "CreatedAt": iso_utc(created_at),
+                "ContractVersion": "1",
+                **(headers or {}),
+            }.items()
+        ),
     )
 
 

@@ -47,9 +47,11 @@ from tests.processes import running, wait_until
 pytestmark = pytest.mark.kafka
 
 
-@pytest.fixture(params=["memory", "real"])
-def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
-    broker: Broker = MemoryBroker() if request.param == "memory" else RealBroker()
+@pytest.fixture(params=["memory", "memory-reading-ahead", "real-reading-ahead"])
+def broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    """A broker, and whether handlers let the loop read the next batch while they write one."""
+    monkeypatch.setattr(NumberHandler, "all_let_read_ahead", "ahead" in request.param)
+    broker: Broker = MemoryBroker() if "memory" in request.param else RealBroker()
     yield broker
     broker.close()
 

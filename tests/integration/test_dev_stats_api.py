@@ -461,7 +461,6 @@ def store_events(writer: FactWriter, owners: Mapping[UUID, UUID]) -> None:
             value=message.payload.encode(),
             message_id=message.message_id,
             created_at=message.created_at,
-            correlation_id=message.message_id,
         )
         if message.topic == SESSION_ENDED:
             facts.append(decode_session(record))

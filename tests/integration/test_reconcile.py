@@ -166,7 +166,6 @@ def _record(raw: Any) -> Record:
         value=raw.value or b"",
         message_id=UUID(headers["MessageId"]),
         created_at=parse_time(headers["CreatedAt"]),
-        correlation_id=UUID(headers["CorrelationId"]),
     )
 
 

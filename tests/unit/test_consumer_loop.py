@@ -9,11 +9,12 @@ from uuid import UUID
 
 import pytest
 from django.db import DataError, OperationalError
+from kafka.errors import KafkaConnectionError
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, Histogram
 from structlog.testing import capture_logs
 
 from pinactivity import tracing
@@ -28,10 +29,12 @@ from pinactivity.kafka.consumer import (
 )
 from pinactivity.kafka.dead_letters import dead_letter
 from pinactivity.kafka.health import report
-from pinactivity.kafka.source import RawRecord
+from pinactivity.kafka.source import Partition, RawRecord, Source
 from pinactivity.kafka.testing import InMemoryBroker, record
 from pinactivity.kafka.topics import dead_letter_topics
-from tests.consuming import Bench, Clock, MemoryBroker, NumberHandler, drive
+from pinactivity.meanwhile import do_offered
+from pinactivity.metrics import observe_all
+from tests.consuming import FIVE_MINUTES, Bench, Clock, MemoryBroker, NumberHandler, drive
 
 GOOD = b'{"Number": 1}'
 SECRET = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -387,3 +390,156 @@ def test_payload_of_a_made_record_is_read_as_from_the_broker() -> None:
     assert record("t", {"A": 1}).payload() == {"A": 1}
     with pytest.raises(Poison):
         record("t", b"no json").payload()
+
+
+# -- the next batch is read while the handler waits -----------------------------------------
+
+
+@pytest.fixture
+def waiting(handler: NumberHandler) -> NumberHandler:
+    """A handler that lets the loop read ahead."""
+    handler.lets_read_ahead = True
+    return handler
+
+
+def send_in_order(bench: Bench, *numbers: int) -> None:
+    bench.send_bytes(*(b'{"Number": %d}' % number for number in numbers), key=b"k")
+
+
+class OddSource:
+    """A member whose poll of the next batch meets a fault, or tells that partitions went."""
+
+    def __init__(self, bench: Bench, *, fault: Exception | None, gone: set[Partition]) -> None:
+        self._source = bench.broker.join(bench.topic, bench.group, FIVE_MINUTES)
+        self._fault, self._gone = fault, gone
+        self._is_ahead = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def poll(self, *, seconds: float, most: int) -> list[RawRecord]:
+        self._is_ahead = seconds == 0 and not self._is_ahead
+        if self._is_ahead and self._fault is not None:
+            raise self._fault
+        return self._source.poll(seconds=seconds, most=most)
+
+    def take_revoked(self) -> set[Partition]:
+        return self._gone if self._is_ahead else self._source.take_revoked()
+
+
+def test_next_batch_is_read_while_the_handler_waits(bench: Bench, waiting: NumberHandler) -> None:
+    send_in_order(bench, 1, 2, 3, 4)
+    consumer = bench.consumer(waiting, rows=2)
+    seen: list[tuple[int, int]] = []
+    waiting.on_flush = lambda _: seen.append((bench.committed, consumer.unstored))
+
+    drive(consumer, lambda: bench.committed == 4)
+
+    assert waiting.batches == [[1, 2], [3, 4]]
+    assert seen == [(0, 4), (2, 2)]
+    assert metric("kafka_consumer_consumed_total", bench) == 4
+
+
+def test_what_was_read_ahead_stays_behind_a_batch_that_fails(
+    bench: Bench, waiting: NumberHandler
+) -> None:
+    send_in_order(bench, 1, 2, 3, 4)
+    waiting.down = True
+    consumer = bench.consumer(waiting, rows=2)
+    drive(consumer, lambda: consumer.waits_for)
+    assert (bench.committed, consumer.unstored) == (0, 4)
+    waiting.down = False
+    drive(consumer, lambda: bench.committed == 4)
+    assert waiting.numbers == [1, 2, 3, 4]
+
+
+def test_poison_read_ahead_waits_for_its_own_batch(bench: Bench, waiting: NumberHandler) -> None:
+    send_in_order(bench, 1, 2)
+    bench.send_bytes(b"no json", b'{"Number": 4}', key=b"k")
+    seen: list[int] = []
+    waiting.on_flush = lambda _: seen.append(len(bench.dead_letters))
+    drive(bench.consumer(waiting, rows=2), lambda: bench.committed == 4)
+    assert waiting.numbers == [1, 2, 4]
+    assert (seen, len(bench.dead_letters)) == ([0, 0], 1)
+
+
+def test_broker_that_fails_while_reading_ahead_is_no_fault_of_the_storage(
+    bench: Bench, waiting: NumberHandler
+) -> None:
+    send_in_order(bench, 1, 2, 3, 4)
+    faults = [KafkaConnectionError(SECRET)]
+
+    def join() -> Source:
+        return OddSource(bench, fault=faults.pop() if faults else None, gone=set())
+
+    with capture_logs() as logs:
+        bench.consumer(waiting, rows=2, open_source=join).run(lambda: bench.committed == 4)
+
+    assert waiting.batches == [[1, 2], [3, 4]]
+    assert [line["event"] for line in logs] == [
+        *("flushed", "consumed", "failed", "flushed", "consumed")
+    ]
+    assert metric("kafka_consumer_retries_total", bench) is None
+
+
+def test_partition_that_goes_while_its_rows_are_written_is_not_committed(
+    bench: Bench, waiting: NumberHandler
+) -> None:
+    send_in_order(bench, 1, 2)
+    gone = {(bench.topic, number) for number in range(6)}
+    consumer = bench.consumer(
+        waiting, rows=2, open_source=lambda: OddSource(bench, fault=None, gone=gone)
+    )
+    result = consumer.run_once()
+    assert (waiting.numbers, result.dropped, result.committed) == ([1, 2], 2, 0)
+    assert (bench.committed, consumer.unstored) == (0, 0)
+
+
+def test_nothing_is_read_ahead_of_a_rebalance(bench: Bench, handler: NumberHandler) -> None:
+    send_in_order(bench, 1, 2, 3, 4)
+    consumer = bench.consumer(handler, rows=2)
+    unstored: list[int] = []
+
+    def see_another_join(_: Sequence[Entry[int]]) -> None:
+        other = bench.broker.join(bench.topic, bench.group, FIVE_MINUTES)
+        other.poll(seconds=0, most=1)
+        do_offered()
+        unstored.append(consumer.unstored)
+        other.close()
+
+    handler.on_flush = see_another_join
+    consumer.run_once()
+    assert unstored == [2]
+
+
+def test_nothing_is_read_ahead_of_what_is_handled_one_by_one(
+    bench: Bench, waiting: NumberHandler
+) -> None:
+    send_in_order(bench, 1, 2, 3, 4)
+    consumer = bench.consumer(waiting, rows=2, one_by_one=True)
+    unstored: list[int] = []
+    waiting.on_flush = lambda _: unstored.append(consumer.unstored)
+    drive(consumer, lambda: bench.committed == 4)
+    assert unstored == [2, 2, 2, 2]
+
+
+def test_many_amounts_are_observed_as_one_by_one() -> None:
+    amounts = [0.0, 0.5, 3.0, 1.0, 1.0, 1e9, 0.7, 2.0]
+    registry = CollectorRegistry()
+    one, many = (
+        Histogram(name, "Of a test.", ["group"], buckets=(0.5, 1, 2), registry=registry)
+        for name in ("one", "many")
+    )
+    for amount in amounts:
+        one.labels("g").observe(amount)
+    observe_all(many.labels("g"), amounts)
+    observe_all(many.labels("g"), [])
+    samples = [
+        [
+            (sample.name[len(name) :], sample.labels, sample.value)
+            for sample in metric.samples
+            if not sample.name.endswith("_created")
+        ]
+        for metric, name in zip(registry.collect(), ("one", "many"), strict=True)
+    ]
+    assert samples[0] == samples[1]

@@ -1,8 +1,11 @@
 """Ids: one canonical value for every legal spelling (C31), nothing for the rest."""
 
+import re
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pinactivity.ids import NIL, new_id, parse_id
 
@@ -81,6 +84,31 @@ def test_nil_is_no_id_in_any_spelling_c30(text: str) -> None:
 def test_junk_is_no_id_and_is_not_quoted(text: str) -> None:
     with pytest.raises(ValueError, match=r"^Must be a UUID\.$"):
         parse_id(text)
+
+
+_DASHED = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_LEGAL = re.compile(
+    rf"[0-9a-f]{{32}}|{_DASHED}|\{{{_DASHED}\}}|urn:uuid:{_DASHED}", re.IGNORECASE | re.ASCII
+)
+
+
+@given(
+    st.tuples(
+        st.sampled_from([TEXT, TEXT.replace("-", ""), f"{{{TEXT}}}", f"urn:uuid:{TEXT.upper()}"]),
+        st.lists(st.tuples(st.integers(0, 45), st.text(max_size=2) | st.sampled_from("-0fG"))),
+    )
+)
+def test_what_is_legal_is_read_as_python_does_and_nothing_else(
+    given: tuple[str, list[tuple[int, str]]],
+) -> None:
+    text, changes = given
+    for place, other in changes:
+        text = text[:place] + other + text[place + 1 :]
+    if _LEGAL.fullmatch(text):
+        assert parse_id(text) == UUID(text.lower())
+    else:
+        with pytest.raises(ValueError, match=r"^Must be a UUID\.$"):
+            parse_id(text)
 
 
 @pytest.mark.parametrize("value", [None, 0, 1.5, True, b"x", [], {}, UUID(TEXT)])

@@ -1,5 +1,6 @@
 """manage.py consume NAME [NAME ..]"""
 
+import gc
 import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError
@@ -75,6 +76,9 @@ class Command(BaseCommand):
             if from_beginning or from_timestamp
         ]
         consumers = {spec.name: _make_consumer(spec) for spec in specs}
+        # What is here now stays. Every few batches bring about a collection of everything, which
+        # would look at all of Django each time: a quarter of a consumer's CPU time.
+        gc.freeze()
         try:
             with (
                 stop_on_signals() as stop,
