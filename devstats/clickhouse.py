@@ -101,27 +101,24 @@ def connect_reader() -> Client:
     return _connect(DATABASE, {"readonly": 1, "max_execution_time": ceil(seconds)})
 
 
-class _UsefulWait:
-    """A connection that does what is offered while it waits for the answer to an insert."""
+class _HTTPConnection(HTTPConnection):
+    """Does what is offered while it waits for the answer to an insert."""
 
     _is_insert = False
 
-    def request(self, method: str, url: str, body: Any = None, **rest: Any) -> None:
+    def request(
+        self, method: str, url: str, body: Any = None, headers: Any = None, **rest: Any
+    ) -> None:
         self._is_insert = isinstance(body, Iterator)  # the driver streams nothing else
-        super().request(method, url, body=body, **rest)  # type: ignore[misc]  # of the other base
+        super().request(method, url, body, headers, **rest)
 
-    def getresponse(self) -> HTTPResponse:
+    def getresponse(self) -> HTTPResponse:  # type: ignore[override]  # as in urllib3 itself
         if self._is_insert:
             meanwhile.do_offered()
-        answer: HTTPResponse = super().getresponse()  # type: ignore[misc]  # of the other base
-        return answer
+        return super().getresponse()
 
 
-class _HTTPConnection(_UsefulWait, HTTPConnection):
-    pass
-
-
-class _HTTPSConnection(_UsefulWait, HTTPSConnection):
+class _HTTPSConnection(_HTTPConnection, HTTPSConnection):
     pass
 
 

@@ -309,12 +309,12 @@ def test_snapshot_with_ten_thousand_characters_stays_whole() -> None:
 # -- the fast reading says nothing that the strict one does not say -------------------------
 
 ID = "01a229dd-8191-73f3-8d96-7e4192cca6ff"
-IDS = [
+IDS: list[Any] = [
     *(ID, ID.upper(), ID.replace("-", ""), f"{{{ID}}}", f"urn:uuid:{ID}", f"{ID} ", ID[:-1]),
     *(str(UUID(int=0)), UUID(int=0).hex, str(UUID(int=7)), "01a2-29dd819173f38d967e4192cca6ff"),
     *("01a229dd81-91-73f3-8d96-7e4192cca6ff", "\u0966" * 32, "x" * 46, "", None, 7, ["x"]),
 ]
-TIMES = [
+TIMES: list[Any] = [
     *("2026-03-01T12:00:00.123456Z", "2026-03-01T12:00:00Z", "2026-03-01T12:00:00.1234567Z"),
     *("2026-03-01T12:00:00.999999999Z", "2026-03-01T15:00:00.123456+03:00", "2026-03-01T12:00Z"),
     *("2026-03-01t12:00:00.123456z", "2026-03-01 12:00:00.123456Z", "2026-03-01T12:00:00,123456Z"),
@@ -323,8 +323,21 @@ TIMES = [
     *("1969-12-31T23:59:59.999999Z", "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00"),
     *("2026-03-01T12:00:00.12345ZZ", "", "now", None, 1772366400),
 ]
-NUMBERS = [0, 300, 2**31 - 1, 2**31, -1, True, 12.0, 1e300, 10**400, "12", None, float("nan")]
-TEXTS = [
+NUMBERS: list[Any] = [
+    0,
+    300,
+    2**31 - 1,
+    2**31,
+    -1,
+    True,
+    12.0,
+    1e300,
+    10**400,
+    "12",
+    None,
+    float("nan"),
+]
+TEXTS: list[Any] = [
     "Map",
     "",
     "x" * 64,
@@ -338,11 +351,11 @@ TEXTS = [
     None,
     1,
 ]
-SNAPSHOTS = [
+SNAPSHOTS: list[Any] = [
     *(None, {}, {"Rooms": [1, 2], "Город": "é"}, {"a": {"a": 1}}, {"a": 1e-300}, {"a": 2**64}),
     *({"a": "\x00"}, {"a": 'b"'}, [], "text", 1, True, [[[]]] * 20, {"a": [[[[[]]]]] * 8}),
 ]
-KINDS = {
+KINDS: dict[str, list[Any]] = {
     **dict.fromkeys(
         ["SessionId", "AnonymousId", "UserId", "PropertyObjectViewId", "PropertyObjectId"], IDS
     ),
@@ -452,3 +465,25 @@ def test_field_that_comes_twice_is_never_read_plainly(name: str, second: str) ->
         for value in (f'{whole[:-1]},"{name}":{second}}}', f'{{"{name}":{second},{whole[1:]}'):
             assert decode_plain_session(record(TOPIC, value.encode())) is None
             assert verdict(decode_session, value.encode()) == "value-not-json"
+
+
+@pytest.mark.parametrize(
+    ("whole", "decode", "strict"),
+    [
+        (ended_session(UserId=ID), decode_session, decode_any_session),
+        (ended_view(UserId=ID, FilterSnapshot={"a": 1}), decode_view, decode_any_view),
+    ],
+)
+def test_any_single_oddity_is_judged_as_strictly(
+    whole: dict[str, Any], decode: Callable[[Record], Any], strict: Callable[[Record], Any]
+) -> None:
+    for name in whole:
+        values = [json.dumps(value).encode() for value in KINDS[name]]
+        values += [
+            json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            for value in KINDS[name]
+        ]
+        rest = json.dumps({**whole, name: "@"}, ensure_ascii=False).encode()
+        for value in (*values, *RAW, b"", b'"x","X":1', b'"x","%b":null' % name.encode()):
+            document = rest.replace(b'"@"', value)
+            assert verdict(decode, document) == verdict(strict, document), document
