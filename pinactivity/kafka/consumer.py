@@ -512,7 +512,10 @@ class Consumer:
             self._fault_ahead = fault
 
     def _join_ahead(self) -> None:
-        """Make one batch of what waits and what was read behind it."""
+        """Make one batch of what waits and what was read behind it.
+
+        A poll may bring more meanwhile, in spite of the pause: the offset must not pass this.
+        """
         for taken in self._ahead:
             self._batch.append(taken)
         self._ahead.clear()

@@ -470,6 +470,26 @@ def test_lost_answer_of_an_insert_leaves_one_copy_c48(sessions: Ingest, clickhou
     assert sessions.dead_letters == []
 
 
+@pytest.mark.parametrize("name", [SESSIONS, VIEWS])
+def test_next_events_are_read_before_clickhouse_has_answered(
+    name: str, broker: Broker, clickhouse: Client
+) -> None:
+    """The views' owners are asked for first: that short wait is not the one."""
+    ingest = Ingest(broker, name)
+    table = "session_facts" if name == SESSIONS else "property_object_view_facts"
+    ingest.send(
+        *((ended_session if name == SESSIONS else ended_view)() for _ in range(4)), key=b"k"
+    )
+    consumer = ingest.consumer(rows=2)
+
+    consumer.run_once()
+
+    assert (ingest.committed(), consumer.unstored, count_rows(clickhouse, table)) == (2, 2, 2)
+    consumer.run_once()
+    assert (ingest.committed(), consumer.unstored, count_rows(clickhouse, table)) == (4, 0, 4)
+    ingest.close()
+
+
 def test_missing_table_holds_every_offset_until_it_is_back_c49(
     sessions: Ingest, clickhouse: Client, scale: Scale
 ) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -413,6 +413,7 @@ class OddSource:
         self._source = bench.broker.join(bench.topic, bench.group, FIVE_MINUTES)
         self._fault, self._gone = fault, gone
         self._is_ahead = False
+        self.pause: Callable[[], None] = self._source.pause
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -451,6 +452,22 @@ def test_what_was_read_ahead_stays_behind_a_batch_that_fails(
     waiting.down = False
     drive(consumer, lambda: bench.committed == 4)
     assert waiting.numbers == [1, 2, 3, 4]
+
+
+def test_what_comes_in_spite_of_the_pause_stays_behind_what_was_read_ahead(
+    bench: Bench, waiting: NumberHandler
+) -> None:
+    source = OddSource(bench, fault=None, gone=set())
+    source.pause = lambda: None
+    send_in_order(bench, 1, 2, 3, 4)
+    waiting.down = True
+    consumer = bench.consumer(waiting, rows=2, open_source=lambda: source)
+    drive(consumer, lambda: consumer.waits_for)
+    send_in_order(bench, 5)
+    drive(consumer, lambda: consumer.unstored == 5)
+    waiting.down = False
+    drive(consumer, lambda: bench.committed == 5)
+    assert waiting.numbers == [1, 2, 3, 4, 5]
 
 
 def test_poison_read_ahead_waits_for_its_own_batch(bench: Bench, waiting: NumberHandler) -> None:
