@@ -77,7 +77,7 @@ class Command(BaseCommand):
         ]
         consumers = {spec.name: _make_consumer(spec) for spec in specs}
         # What is here now stays. Every few batches bring about a collection of everything, which
-        # would look at all of Django each time: a quarter of a consumer's CPU time.
+        # would look at all of Django each time.
         gc.freeze()
         try:
             with (
