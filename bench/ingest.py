@@ -8,7 +8,6 @@ group takes seconds that say nothing. `cpu_us_per_event` is of the whole process
 """
 
 import argparse
-import gc
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from devstats.clickhouse import connect_writer
 from devstats.facts import SessionFact, decode_session
 from devstats.writer import SESSION_FACTS
 from pinactivity.ids import new_id
+from pinactivity.interpreter import settle
 from pinactivity.kafka.batch import BatchLimits
 from pinactivity.kafka.consumer import Consumer, registered_consumers
 from pinactivity.kafka.options import ConsumerOptions
@@ -134,8 +134,7 @@ class Bench:
         self.client = connect_writer()
         self.source = WholeTopic(self.topic)
         self.cpu: dict[str, float] = {}
-        gc.collect()
-        gc.freeze()  # as `consume` does; the rows made beforehand are in no consumer
+        settle()  # as `consume` does; the rows made beforehand are in no consumer
 
     def prepare(self) -> None:
         self.client.command(f"TRUNCATE TABLE {SESSION_FACTS.name}")

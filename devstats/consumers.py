@@ -39,7 +39,6 @@ from pinactivity.metrics import (
     DEV_STATS_INGEST_LAG,
     DEV_STATS_SESSION_FACTS_INGESTED,
     DEV_STATS_VIEW_FACTS_INGESTED,
-    observe_all,
 )
 
 Made = TypeVar("Made", bound=Row)
@@ -173,7 +172,7 @@ def _distinct(entries: Sequence[Entry[Made]]) -> dict[str, Made]:
 def _observe_lag(group: str, entries: Sequence[Entry[Made]]) -> None:
     now = datetime.now(UTC)
     lags = [(now - entry.record.created_at).total_seconds() for entry in entries]
-    observe_all(DEV_STATS_INGEST_LAG.labels(group), [max(lag, 0.0) for lag in lags])
+    DEV_STATS_INGEST_LAG.labels(group).observe_all([max(lag, 0.0) for lag in lags])
 
 
 def _limits() -> BatchLimits:

@@ -1,4 +1,4 @@
-"""What a worker's threads ask of the interpreter that they share."""
+"""What the threads of a worker or of consumers ask of the interpreter that they share."""
 
 import gc
 import sys

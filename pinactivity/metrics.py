@@ -12,12 +12,11 @@ class BulkHistogram(Histogram):
     """A histogram that takes many values in one go."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
-        """Observe each of them: one by one a thousand take the relay a millisecond."""
+        """Observe each of them: one by one a thousand take a millisecond."""
         self._sum.inc(sum(amounts))
         counts = Counts([bisect_left(self._upper_bounds, amount) for amount in amounts])
         for number, count in counts.items():
             self._buckets[number].inc(count)
-
 
 
 SESSIONS_STARTED = Counter(
@@ -189,7 +188,7 @@ DEV_STATS_VIEW_FACTS_INGESTED = Counter(
     "dev_stats_property_object_view_facts_ingested_total",
     "Rows added to property_object_view_facts, those added again included.",
 )
-DEV_STATS_INGEST_LAG = Histogram(
+DEV_STATS_INGEST_LAG = BulkHistogram(
     "dev_stats_ingest_lag_seconds",
     "From the event's header CreatedAt to the insert's acknowledgement.",
     ["group"],

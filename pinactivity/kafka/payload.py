@@ -1,7 +1,7 @@
 """Reading the fields of a message: by name in any case, each fault a poison with a code.
 
 `Payload` reads whatever is legal and says what is not. `PlainReader` reads what is written as our
-own events are, in a tenth of the time, and leaves everything else to it (adr/0013).
+own events are, in a tenth of the time, and leaves everything else to it (adr/0014).
 """
 
 from collections.abc import Callable, Mapping

@@ -14,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import REGISTRY, CollectorRegistry, Histogram
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from pinactivity import tracing
@@ -33,7 +33,6 @@ from pinactivity.kafka.source import Partition, RawRecord, Source
 from pinactivity.kafka.testing import InMemoryBroker, record
 from pinactivity.kafka.topics import dead_letter_topics
 from pinactivity.meanwhile import do_offered
-from pinactivity.metrics import observe_all
 from tests.consuming import FIVE_MINUTES, Bench, Clock, MemoryBroker, NumberHandler, drive
 
 GOOD = b'{"Number": 1}'
@@ -538,25 +537,3 @@ def test_nothing_is_read_ahead_of_what_is_handled_one_by_one(
     waiting.on_flush = lambda _: unstored.append(consumer.unstored)
     drive(consumer, lambda: bench.committed == 4)
     assert unstored == [2, 2, 2, 2]
-
-
-def test_many_amounts_are_observed_as_one_by_one() -> None:
-    amounts = [0.0, 0.5, 3.0, 1.0, 1.0, 1e9, 0.7, 2.0]
-    registry = CollectorRegistry()
-    one, many = (
-        Histogram(name, "Of a test.", ["group"], buckets=(0.5, 1, 2), registry=registry)
-        for name in ("one", "many")
-    )
-    for amount in amounts:
-        one.labels("g").observe(amount)
-    observe_all(many.labels("g"), amounts)
-    observe_all(many.labels("g"), [])
-    samples = [
-        [
-            (sample.name[len(name) :], sample.labels, sample.value)
-            for sample in metric.samples
-            if not sample.name.endswith("_created")
-        ]
-        for metric, name in zip(registry.collect(), ("one", "many"), strict=True)
-    ]
-    assert samples[0] == samples[1]

@@ -51,12 +51,13 @@ def test_only_metrics_that_exist_are_asked_for(expression: str) -> None:
 def test_histogram_takes_many_values_as_it_takes_them_one_by_one() -> None:
     amounts = [-1.0, 0.0, 0.01, 0.02, 0.1, 0.1000001, 3600.0, 3601.0]
     single, bulk = (
-        metrics.BulkHistogram("h", "h", buckets=(0.01, 0.1, 3600), registry=None) for _ in range(2)
+        metrics.BulkHistogram("h", "h", ["of"], buckets=(0.01, 0.1, 3600), registry=None)
+        for _ in range(2)
     )
     for amount in amounts:
-        single.observe(amount)
-    bulk.observe_all(amounts)
-    bulk.observe_all([])
+        single.labels("x").observe(amount)
+    bulk.labels("x").observe_all(amounts)
+    bulk.labels("x").observe_all([])
 
     assert _samples(bulk) == _samples(single)
     assert _samples(bulk)["_bucket", "0.1"] == 5

@@ -1,6 +1,5 @@
 """manage.py consume NAME [NAME ..]"""
 
-import gc
 import threading
 import time
 from argparse import ArgumentParser, ArgumentTypeError
@@ -19,6 +18,7 @@ from tqdm import tqdm
 
 from pinactivity.checks import enforce
 from pinactivity.faults import describe_fault
+from pinactivity.interpreter import settle
 from pinactivity.kafka.consumer import (
     Consumer,
     ConsumerSpec,
@@ -76,9 +76,7 @@ class Command(BaseCommand):
             if from_beginning or from_timestamp
         ]
         consumers = {spec.name: _make_consumer(spec) for spec in specs}
-        # What is here now stays. Every few batches bring about a collection of everything, which
-        # would look at all of Django each time.
-        gc.freeze()
+        settle()
         try:
             with (
                 stop_on_signals() as stop,
