@@ -19,6 +19,7 @@ from django.db.models.functions import Cast, Now
 from outbox.models import INDEX_SCANS_ONLY, OutboxMessage, OutboxMessageQuerySet
 from outbox.options import OutboxOptions
 from pinactivity import metrics
+from pinactivity.faults import describe_fault
 from pinactivity.kafka.producer import DeliveryFault, Message, ProbingPublisher
 
 log = structlog.get_logger(__name__)
@@ -310,11 +311,20 @@ class OutboxRelay:
         return _Look(batch, place, was_full=after == 0, took=time.monotonic() - began)
 
     def _look_ahead(self, shard: int, look: _Look) -> _Look | None:
-        """Take a look as after another one, of which Kafka's word is awaited."""
+        """Take a look as after another one, of which Kafka's word is awaited.
+
+        A fault must not undo what was sent before: the look that begins a transaction meets it
+        again, with nothing sent.
+        """
         place = copy(look.place)
         if not look.batch.is_held:
             look.end(place)
-        return self._look(shard, place)
+        try:
+            with transaction.atomic():
+                return self._look(shard, place)
+        except Exception as fault:
+            log.warning("look ahead failed", **describe_fault(fault))
+            return None
 
     def _read(self, shard: int | None, after: int) -> _Batch:
         """Read a batch of a shard, or of all, in the order of ids.
@@ -364,7 +374,7 @@ class OutboxRelay:
                 look.batch, partial(self._look_ahead, shard, look) if goes_on else lambda: None
             )
             total += result
-            if ahead is None:
+            if ahead is None or time.monotonic() >= until:
                 break
             look = ahead
         if not result.is_held and result.claimed == result.published + result.parked:

@@ -356,6 +356,7 @@ class Consumer:
         if self._retry_at is not None:
             if self._batch.is_empty:
                 self._go_on()
+                self._end_at_limit()
             elif self._clock() >= self._retry_at:
                 committed += self._flush()
         elif self._batch.is_ready:
@@ -393,7 +394,10 @@ class Consumer:
         return min(_POLL_SECONDS, self._batch.seconds_left)
 
     def _read(self, batch: Batch[_Taken], *, seconds: float) -> None:
-        """Poll, drop what belongs to partitions that went, and add what the poll brought."""
+        """Poll, drop what belongs to partitions that went, and add what the poll brought.
+
+        Not once the poison limit is reached: the offsets must not pass what was let go.
+        """
         source = self._opened_source
         raws = source.poll(seconds=seconds, most=max(batch.room, 1))
         self._progress_at = self._clock()
@@ -401,7 +405,7 @@ class Consumer:
         metrics.CONSUMER_CONSUMED.labels(self.spec.group).inc(len(raws))
         # Reading the trace takes as long as the decoding, and mostly serves nobody.
         traced = self.spec.one_by_one or tracing.are_spans_sent()
-        for raw in raws:
+        for raw in raws if not self._limit_reached else ():
             batch.append(self._take(raw, traced=traced))
         self._polled += len(raws)
         metrics.CONSUMER_LAG.labels(self.spec.group).set(source.lag())
@@ -493,9 +497,12 @@ class Consumer:
         self._batch, self._ahead = self._ahead, self._batch
         self._failures = 0
         self._go_on()
+        self._end_at_limit()
+        return size
+
+    def _end_at_limit(self) -> None:
         if self._limit_reached:
             raise PoisonLimitReached(self.spec, self._options.poison_limit)
-        return size
 
     def _read_ahead(self) -> None:
         """Read the next batch while the handler waits.
@@ -514,9 +521,10 @@ class Consumer:
     def _join_ahead(self) -> None:
         """Make one batch of what waits and what was read behind it.
 
-        A poll may bring more meanwhile, in spite of the pause: the offset must not pass this.
+        A poll may bring more meanwhile, in spite of the pause: the offset must not pass this. Nor
+        must it pass what was let go at the poison limit.
         """
-        for taken in self._ahead:
+        for taken in self._ahead if not self._limit_reached else ():
             self._batch.append(taken)
         self._ahead.clear()
 
@@ -687,6 +695,7 @@ class Consumer:
         self._source = None
         self._batch.clear()
         self._ahead.clear()
+        self._limit_reached = False  # what was let go is read again, too
         until = self._clock() + min(self._options.longest_wait.total_seconds(), 5.0)
         while not stop() and self._clock() < until:
             time.sleep(0.1)

@@ -4,6 +4,7 @@ import io
 import json
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from django.core.management import CommandError, call_command
 from django.db import Error, connection, transaction
 from django.test import Client
 from kafka.partitioner import murmur2
+from structlog.testing import capture_logs
 
 from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
@@ -429,6 +431,32 @@ def test_transaction_takes_a_few_batches_and_then_tells_of_them(publisher: Any) 
     assert (result.claimed, result.published) == (40, 40)
     assert told == [(0,)]
     assert OutboxMessage.objects.pending().count() == 60
+
+
+def test_slow_broker_gets_one_batch_a_transaction(
+    publisher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.relay._BEGIN_SECONDS", 0.2)
+    insert_messages(30)
+    worker = relay(_Before(publisher, 1, lambda _: time.sleep(0.3)), batch_size=10)
+
+    assert worker.run_once().published == 10
+    assert worker.run().published == 20
+
+
+def test_fault_of_reading_ahead_keeps_what_was_sent(publisher: Any) -> None:
+    insert_messages(25)
+    odd = OutboxMessage.objects.order_by("id")[14]
+    OutboxMessage.objects.filter(id=odd.id).update(headers='"no object"')
+    worker = relay(publisher, batch_size=10)
+
+    with capture_logs() as logs:
+        assert worker.run_once().published == 10
+
+    assert OutboxMessage.objects.pending().count() == 15
+    assert [line["event"] for line in logs] == ["look ahead failed"]
+    with pytest.raises(AttributeError):
+        worker.run_once()
 
 
 @pytest.mark.kafka

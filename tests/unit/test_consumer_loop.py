@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -23,17 +23,26 @@ from pinactivity.kafka.consumer import (
     ConsumerSpec,
     Entry,
     Poison,
+    PoisonLimitReached,
     Record,
     SinkUnavailable,
     register,
 )
 from pinactivity.kafka.dead_letters import dead_letter
 from pinactivity.kafka.health import report
-from pinactivity.kafka.source import Partition, RawRecord, Source
+from pinactivity.kafka.source import CommitRefused, Partition, RawRecord, Source
 from pinactivity.kafka.testing import InMemoryBroker, record
 from pinactivity.kafka.topics import dead_letter_topics
 from pinactivity.meanwhile import do_offered
-from tests.consuming import FIVE_MINUTES, Bench, Clock, MemoryBroker, NumberHandler, drive
+from tests.consuming import (
+    FIVE_MINUTES,
+    Bench,
+    Clock,
+    MemoryBroker,
+    NumberHandler,
+    RefusingPublisher,
+    drive,
+)
 
 GOOD = b'{"Number": 1}'
 SECRET = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -412,6 +421,7 @@ class OddSource:
         self._source = bench.broker.join(bench.topic, bench.group, FIVE_MINUTES)
         self._fault, self._gone = fault, gone
         self._is_ahead = False
+        self.refuses_commits = False
         self.pause: Callable[[], None] = self._source.pause
 
     def __getattr__(self, name: str) -> Any:
@@ -425,6 +435,11 @@ class OddSource:
 
     def take_revoked(self) -> set[Partition]:
         return self._gone if self._is_ahead else self._source.take_revoked()
+
+    def commit(self, offsets: Mapping[Partition, int]) -> None:
+        if self.refuses_commits:
+            raise CommitRefused
+        self._source.commit(offsets)
 
 
 def test_next_batch_is_read_while_the_handler_waits(bench: Bench, waiting: NumberHandler) -> None:
@@ -477,6 +492,46 @@ def test_poison_read_ahead_waits_for_its_own_batch(bench: Bench, waiting: Number
     drive(bench.consumer(waiting, rows=2), lambda: bench.committed == 4)
     assert waiting.numbers == [1, 2, 4]
     assert (seen, len(bench.dead_letters)) == ([0, 0], 1)
+
+
+@pytest.mark.parametrize("refused", ["dead letters", "commit"])
+def test_poison_limit_holds_for_what_was_read_ahead_and_what_comes_meanwhile(
+    bench: Bench, waiting: NumberHandler, refused: str
+) -> None:
+    publisher = RefusingPublisher(bench.broker.publisher())
+    publisher.refuses = refused == "dead letters"
+    source = OddSource(bench, fault=None, gone=set())
+    source.refuses_commits = refused == "commit"
+    source.pause = lambda: None
+    bench.send_bytes(GOOD, *[b"no json"] * 3, *[GOOD] * 4, key=b"k")
+    consumer = bench.consumer(
+        waiting, rows=6, poison_limit=2, publisher=publisher, open_source=lambda: source
+    )
+    drive(consumer, lambda: consumer.waits_for)
+    bench.send_bytes(GOOD, key=b"k")
+    drive(consumer, lambda: metric("kafka_consumer_consumed_total", bench) == 9)
+    publisher.refuses = source.refuses_commits = False
+
+    with pytest.raises(PoisonLimitReached):
+        drive(consumer, lambda: False)
+
+    assert bench.committed == 3
+    assert len(bench.dead_letters) == 2
+
+
+def test_poison_limit_ends_a_consumer_whose_batch_went_to_another(
+    bench: Bench, waiting: NumberHandler
+) -> None:
+    source = OddSource(bench, fault=None, gone=set())
+    source.refuses_commits = True
+    bench.send_bytes(GOOD, *[b"no json"] * 3, key=b"k")
+    consumer = bench.consumer(waiting, poison_limit=2, open_source=lambda: source)
+    drive(consumer, lambda: consumer.waits_for)
+    source.take_revoked = lambda: {(bench.topic, number) for number in range(20)}
+
+    with pytest.raises(PoisonLimitReached):
+        drive(consumer, lambda: False)
+    assert bench.committed == 0
 
 
 def test_broker_that_fails_while_reading_ahead_is_no_fault_of_the_storage(
