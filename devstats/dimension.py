@@ -83,8 +83,11 @@ def store_objects(
         if new:
             writer.append(
                 PROPERTY_OBJECTS,
+                # By the owner too: where a lagging replica hides the first owner of a moment, the
+                # next one gets the same revision, and is no repetition.
                 {
-                    f"{each.property_object_id} {each.updated_at} {each.revision}": each
+                    f"{each.updated_at} {each.revision} {each.developer_id} {each.brand_id}"
+                    f" {each.property_object_id}": each
                     for each in new
                 },
             )

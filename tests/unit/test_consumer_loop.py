@@ -423,6 +423,7 @@ class OddSource:
         self._is_ahead = False
         self.refuses_commits = False
         self.pause: Callable[[], None] = self._source.pause
+        self.take_revoked: Callable[[], set[Partition]] = self._take_revoked
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -433,7 +434,7 @@ class OddSource:
             raise self._fault
         return self._source.poll(seconds=seconds, most=most)
 
-    def take_revoked(self) -> set[Partition]:
+    def _take_revoked(self) -> set[Partition]:
         return self._gone if self._is_ahead else self._source.take_revoked()
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
