@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 POLL_SECONDS = 0.5
+DYING_SECONDS = 5.0
+"""How long an owner may take to die."""
 CAP_DAC_OVERRIDE = 1
 PR_SET_KEEPCAPS = 8
 PR_CAP_AMBIENT = 47
@@ -67,11 +69,13 @@ class Guard:
         self.state_file = control / f"{spec['name']}.state"
         self.commands_file = control / f"{spec['name']}.commands"
         self.control = control
-        self.owner = spec["owner"]
+        self.owner: int = spec["owner"]
         self.child: subprocess.Popen[bytes] | None = None
         self.exit_code: int | None = None
         self.failure = ""
         self.obeyed = 0
+        self.was_asked = False
+        """To end, by whoever lives and cleans up."""
 
     def run(self) -> None:
         """Serve commands until told to quit or the owner is gone."""
@@ -94,12 +98,14 @@ class Guard:
             if wakeup_read in readable:
                 os.read(wakeup_read, 512)
             self.notice_exit()
-            if 0 in readable and not os.read(0, 512):
-                break
-            if commands in readable:
+            if commands in readable:  # first: who asks to quit closes the pipe as well
                 lines = os.read(commands, 4096).decode().splitlines()
                 if any(not self.obey(line.split()) for line in lines):
+                    self.was_asked = True
                     break
+            if 0 in readable and not os.read(0, 512):
+                break
+        self.was_asked |= bool(asked_to_end)
 
     def obey(self, words: list[str]) -> bool:
         """Carry out one command; False ends the guard."""
@@ -181,7 +187,7 @@ class Guard:
         """Remove this guard's files; the last guard of a dead owner removes the rest."""
         self.state_file.unlink(missing_ok=True)
         self.commands_file.unlink(missing_ok=True)
-        if os.getppid() == self.owner:
+        if not self.is_owner_gone():
             return
         for leftover in (OWNER_FILE, f"{self.spec['name']}.json"):
             (self.control / leftover).unlink(missing_ok=True)
@@ -197,6 +203,13 @@ class Guard:
                 if not folder.exists():
                     return
                 time.sleep(0.1)
+
+    def is_owner_gone(self) -> bool:
+        """Tell whether the owner has died; its pipe closes a moment before its children know."""
+        deadline = time.monotonic() + DYING_SECONDS
+        while os.getppid() == self.owner and not self.was_asked and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return os.getppid() != self.owner
 
 
 def main() -> None:

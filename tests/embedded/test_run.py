@@ -77,6 +77,40 @@ def test_a_killed_owner_leaves_no_process_and_no_folder(running: RunningStack) -
     assert not log.parent.parent.exists()
 
 
+_SLOWLY_DYING_OWNER = """
+import os, sys, time
+from pathlib import Path
+from embedded.guarded import Command, GuardedProcess, Owner
+control = Path(sys.argv[1])
+lock = os.open(control / "owner.pid", os.O_CREAT | os.O_RDWR)
+process = GuardedProcess(control, "sleeper")
+command = Command([sys.executable, "-c", "import time; time.sleep(60)"], control.parent / "log",
+                  [(15, 5.0)], {})
+process.spawn(command, Owner(control, lock, control.parent / "remove"))
+process._guard.stdin.close()
+time.sleep(1)
+os._exit(0)
+"""
+
+
+def test_a_guard_cleans_up_after_an_owner_that_dies_slowly(tmp_path: Path) -> None:
+    """A killed process gives up its pipes first; that it has died, its children see later."""
+    control, remove = tmp_path / "control", tmp_path / "remove"
+    control.mkdir()
+    remove.mkdir()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _SLOWLY_DYING_OWNER, str(control)],
+        cwd=PROJECT,
+        env=bare_environment(),
+    )
+    assert owner.wait(30) == 0
+    deadline = time.monotonic() + 30
+    while (control.exists() or remove.exists()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not control.exists()
+    assert not remove.exists()
+
+
 def test_a_folder_is_free_again_when_the_servers_of_a_killed_owner_are_gone(
     tmp_path: Path,
 ) -> None:
