@@ -60,7 +60,7 @@ def optional_user(request: HttpRequest) -> UUID | None:
 
     Such tokens are counted, by reason, not answered with an error.
     """
-    if "Authorization" not in request.headers:
+    if "HTTP_AUTHORIZATION" not in request.META:
         return None
     try:
         return required_actor(request).user_id

@@ -10,6 +10,8 @@ from pinactivity.errors import AnonymousIdRequired, ValidationFailed
 from pinactivity.ids import parse_id
 
 ANONYMOUS_ID = "X-Anonymous-Id"
+_META_ANONYMOUS_ID = "HTTP_X_ANONYMOUS_ID"
+"""By WSGI's names: Django's `headers` take ten times as long to ask."""
 USER_AGENT_LENGTH = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -25,7 +27,7 @@ def required_anonymous_id(request: Request, *, takes_beacons: bool = False) -> U
     Raises:
         AnonymousIdRequired: absent, malformed or nil.
     """
-    text: object = request.headers.get(ANONYMOUS_ID)
+    text: object = request.META.get(_META_ANONYMOUS_ID)
     if (
         text is None
         and takes_beacons
@@ -45,7 +47,7 @@ def optional_anonymous_id(request: Request) -> UUID | None:
     Raises:
         ValidationFailed: malformed or nil.
     """
-    text = request.headers.get(ANONYMOUS_ID)
+    text = request.META.get(_META_ANONYMOUS_ID)
     if text is None:
         return None
     try:
@@ -60,7 +62,7 @@ def user_agent(request: Request) -> str:
     Raises:
         ValidationFailed: absent, empty, too long, or not text.
     """
-    text = request.headers.get("User-Agent", "").strip()
+    text: str = request.META.get("HTTP_USER_AGENT", "").strip()
     if not 1 <= len(text) <= USER_AGENT_LENGTH:
         raise ValidationFailed({"User-Agent": ["Must have from 1 to 1024 characters."]})
     if _CONTROL.search(text):
