@@ -25,7 +25,7 @@ from pinactivity.kafka.producer import DeliveryFault, Message, ProbingPublisher
 log = structlog.get_logger(__name__)
 
 _LOCK = "Pin:lock:outbox-relay"
-_MOST_BATCHES = 4
+MOST_BATCHES = 4
 """Of a transaction. More would be faster by little, and more is sent again when a relay dies."""
 _BEGIN_SECONDS = 1.0
 """A transaction begins no batch later: where Kafka is slow, one is all that it takes."""
@@ -367,7 +367,7 @@ class OutboxRelay:
         """
         total = RelayResult()
         until = time.monotonic() + _BEGIN_SECONDS
-        for left in reversed(range(_MOST_BATCHES)):
+        for left in reversed(range(MOST_BATCHES)):
             is_full = len(look.batch.rows) == self._options.batch_size
             goes_on = left > 0 and is_full and time.monotonic() < until
             result, ahead = self._publish(
