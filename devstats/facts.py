@@ -98,20 +98,26 @@ def make_session_fact(
     last_activity_at: datetime,
     duration_seconds: int,
 ) -> SessionFact:
-    """Make a session's row: what it says itself, and the constants of version 1."""
+    """Make a session's row: what it says itself, and the constants of version 1.
+
+    Args:
+        fact_id: See `SessionFact`, as for the ids.
+        created_at: In UTC, as `last_activity_at`: StartedAt and EventTime.
+        duration_seconds: Whole seconds.
+    """
     return SessionFact(
-        fact_id,
-        session_id,
-        anonymous_id,
-        user_id,
-        created_at,
-        created_at,
-        last_activity_at,
-        duration_seconds,
-        TENANT,
-        None,
-        None,
-        "Guest" if user_id is None else "User",
+        fact_id=fact_id,
+        session_id=session_id,
+        anonymous_id=anonymous_id,
+        user_id=user_id,
+        started_at=created_at,
+        event_time=created_at,
+        last_activity_at=last_activity_at,
+        duration_seconds=duration_seconds,
+        tenant_id=TENANT,
+        brand_id=None,
+        developer_id=None,
+        viewer_kind="Guest" if user_id is None else "User",
     )
 
 
