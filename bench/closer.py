@@ -40,10 +40,10 @@ from bench.measure import (
     ratio_range,
     say,
 )
-from pinactivity import tracing
-from pinactivity.clock import statement_time
-from pinactivity.ids import new_id
-from pinactivity.times import iso_utc_sql
+from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc_sql
+from pinactivity.postgres.clock import statement_time
+from pinactivity.telemetry import tracing
 from sessions.closer import ActivityCloser
 from sessions.device import identify_device
 from sessions.events import SessionEnded

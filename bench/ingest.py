@@ -23,8 +23,8 @@ from bench.measure import BenchFailed, Samples, conclude, interleave, ratio_rang
 from devstats.clickhouse import connect_writer
 from devstats.facts import SessionFact, decode_session
 from devstats.writer import SESSION_FACTS
-from pinactivity.ids import new_id
-from pinactivity.interpreter import settle
+from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits
 from pinactivity.kafka.consumer import Consumer, registered_consumers
 from pinactivity.kafka.options import ConsumerOptions
@@ -32,7 +32,7 @@ from pinactivity.kafka.producer import DeliveryFault, Message
 from pinactivity.kafka.source import KafkaSource
 from pinactivity.kafka.testing import record
 from pinactivity.kafka.topics import create_topics
-from pinactivity.times import iso_utc
+from pinactivity.process.interpreter import settle
 
 CONSUMER, BARE = "consumer", "bare poll and insert"
 _PARTITIONS = 6

@@ -27,9 +27,9 @@ from bench.measure import BenchFailed, conclude, database_url, own_database, say
 from devstats.facts import PropertyObject
 from devstats.selectors import summarise_sessions
 from devstats.writer import PROPERTY_OBJECTS, FactWriter
-from pinactivity.clock import statement_time
-from pinactivity.ids import new_id
-from pinactivity.periods import Period
+from pinactivity.core.ids import new_id
+from pinactivity.http.periods import Period
+from pinactivity.postgres.clock import statement_time
 from sessions.device import identify_device
 from sessions.services import close_sessions_now, start_session
 from views.lifecycle import ViewSource

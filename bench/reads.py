@@ -25,8 +25,8 @@ from devstats.clickhouse import connect_writer
 from devstats.facts import TENANT
 from devstats.selectors import reader
 from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
-from pinactivity.ids import new_id
-from pinactivity.times import iso_utc
+from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 
 _DAYS, _DEVELOPERS, _OBJECTS = 90, 200, 20_000
 _SECRET = "of-a-bench-only-0123456789-0123456789-0123456789"

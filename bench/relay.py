@@ -44,12 +44,12 @@ from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
 from outbox.relay import OutboxRelay, _fetch
 from outbox.services import enqueue
-from pinactivity.clock import statement_time
-from pinactivity.ids import new_id
-from pinactivity.interpreter import settle
+from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 from pinactivity.kafka.producer import KafkaPublisher, Message, producer_settings
 from pinactivity.kafka.topics import SESSION_ENDED, TOPICS, create_topics, find_ends
-from pinactivity.times import iso_utc
+from pinactivity.postgres.clock import statement_time
+from pinactivity.process.interpreter import settle
 from sessions.events import SessionEnded
 
 RELAY, BARE = "relay", "bare producer"

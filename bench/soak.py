@@ -30,8 +30,8 @@ from django.conf import settings
 from django.db import Error, connection
 
 from bench.measure import BenchFailed, conclude, database_url, own_database, say
-from pinactivity.clock import statement_time
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
+from pinactivity.postgres.clock import statement_time
 from sessions.device import identify_device
 from sessions.selectors import activity_snapshot
 from sessions.services import beat_session, start_session

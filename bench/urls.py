@@ -5,7 +5,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 import sessions.urls
-from pinactivity.api import ApiView
+from pinactivity.http.base import ApiView
 from pinactivity.urls import handler400, handler404, handler500, urlpatterns
 
 __all__ = ["handler400", "handler404", "handler500", "urlpatterns"]

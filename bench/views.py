@@ -29,7 +29,7 @@ from bench.measure import (
     ratio_range,
     say,
 )
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
 from sessions.device import Device, DeviceType
 from views.lifecycle import ViewSource
 from views.models import BEAT, OPEN

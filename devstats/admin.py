@@ -7,7 +7,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from devstats.models import DeveloperAccess
-from pinactivity.ids import parse_id
+from pinactivity.core.ids import parse_id
 
 
 @admin.register(DeveloperAccess)

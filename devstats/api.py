@@ -21,12 +21,12 @@ from devstats.selectors import (
     summarise_sessions,
 )
 from devstats.serializers import PropertyObjectsSummaryResponse, SessionsSummaryResponse
-from pinactivity.api import ApiView
-from pinactivity.auth import required_actor
-from pinactivity.ids import parse_id
-from pinactivity.openapi import ANSWER_HEADERS, BEARER, WHOLE_PERIOD, problems
-from pinactivity.periods import Period, parse_whole_period
-from pinactivity.times import iso_utc
+from pinactivity.core.ids import parse_id
+from pinactivity.core.times import iso_utc
+from pinactivity.http.auth import required_actor
+from pinactivity.http.base import ApiView
+from pinactivity.http.openapi import ANSWER_HEADERS, BEARER, WHOLE_PERIOD, problems
+from pinactivity.http.periods import Period, parse_whole_period
 
 _CLAIM = "developer_id"
 

@@ -10,8 +10,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from devstats.selectors import ObjectSummary, SessionFigures
-from pinactivity.charts import outline_bar, tabulate, write_table
-from pinactivity.times import say_duration
+from pinactivity.admin.charts import outline_bar, tabulate, write_table
+from pinactivity.core.times import say_duration
 
 _HEIGHT = 100
 _STEP, _GAP = 10, 2

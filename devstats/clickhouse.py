@@ -16,7 +16,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from pinactivity import meanwhile
-from pinactivity.errors import ServiceError
+from pinactivity.core.errors import ServiceError
 
 DATABASE = "pin_dev_stats"
 

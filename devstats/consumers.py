@@ -34,7 +34,7 @@ from pinactivity.kafka.topics import (
     PROPERTY_OBJECT_VIEW_ENDED,
     SESSION_ENDED,
 )
-from pinactivity.metrics import (
+from pinactivity.telemetry.metrics import (
     DEV_STATS,
     DEV_STATS_INGEST_LAG,
     DEV_STATS_SESSION_FACTS_INGESTED,

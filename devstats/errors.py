@@ -1,6 +1,6 @@
 """What a reader of dev-stats can tell apart."""
 
-from pinactivity.errors import ServiceError
+from pinactivity.core.errors import ServiceError
 
 
 class DevStatsForbidden(ServiceError):

@@ -13,11 +13,11 @@ from uuid import UUID
 
 import msgspec
 
-from pinactivity import strict_json
-from pinactivity.ids import NIL
+from pinactivity.core import strict_json
+from pinactivity.core.ids import NIL
+from pinactivity.core.times import parse_time
 from pinactivity.kafka.payload import Payload, Plain, PlainReader
 from pinactivity.kafka.record import Poison, Record
-from pinactivity.times import parse_time
 
 FUTURE_TOLERANCE = timedelta(hours=1)
 TENANT = str(NIL)

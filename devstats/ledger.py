@@ -28,8 +28,8 @@ from devstats.clickhouse import MOST_IDS, translated_faults
 from devstats.facts import TENANT
 from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter, Table
 from outbox.selectors import Delivery, deliveries, unpublished
-from pinactivity.clock import statement_time
-from pinactivity.ids import parse_id
+from pinactivity.core.ids import parse_id
+from pinactivity.core.times import parse_time
 from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.kafka.history import (
     committed_offsets,
@@ -40,7 +40,7 @@ from pinactivity.kafka.history import (
 )
 from pinactivity.kafka.source import RawRecord
 from pinactivity.kafka.topics import dead_letter_topic
-from pinactivity.times import parse_time
+from pinactivity.postgres.clock import statement_time
 from sessions.selectors import ended_session_chunks, existing_sessions
 from views.selectors import ended_view_chunks, existing_views
 

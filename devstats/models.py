@@ -4,7 +4,7 @@ from django.conf import settings
 from django.db import models
 from django.db.models import Q
 
-from pinactivity.ids import NIL
+from pinactivity.core.ids import NIL
 
 
 class DeveloperAccess(models.Model):

@@ -36,8 +36,8 @@ from devstats.selectors import (
     summarise_objects,
     summarise_sessions,
 )
-from pinactivity.periods import Period
-from pinactivity.problems import PROBLEMS
+from pinactivity.http.periods import Period
+from pinactivity.http.problems import PROBLEMS
 
 _PAGE, _LOGIN = "dev-stats", "dev-stats-login"
 """Names of their URLs."""

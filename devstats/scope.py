@@ -4,7 +4,7 @@ from uuid import UUID
 
 from django.http import QueryDict
 
-from pinactivity.ids import parse_id
+from pinactivity.core.ids import parse_id
 
 
 def named_developers(query: QueryDict) -> set[UUID]:

@@ -17,7 +17,7 @@ from django.conf import settings
 
 from devstats.clickhouse import RowRefused, StorageUnavailable, connect_reader, translated_faults
 from devstats.facts import TENANT, UNKNOWN_DEVELOPER
-from pinactivity.periods import Period
+from pinactivity.http.periods import Period
 
 LONGEST_PERIOD = timedelta(days=366)
 MOST_OBJECTS = 100

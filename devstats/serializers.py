@@ -4,7 +4,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from pinactivity.fields import UtcField
+from pinactivity.http.fields import UtcField
 
 _SECONDS = "Null where there is none."
 

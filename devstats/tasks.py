@@ -17,9 +17,9 @@ from kafka.errors import KafkaError
 from devstats.clickhouse import StorageUnavailable
 from devstats.ledger import Stopped, all_streams, draw_up, hour_of
 from devstats.writer import FactWriter
-from pinactivity.clock import statement_time
-from pinactivity.faults import describe_fault
-from pinactivity.metrics import DEV_STATS_RECONCILE_LAST_SUCCESS, DEV_STATS_RECONCILE_LOST
+from pinactivity.core.error_info import describe_fault
+from pinactivity.postgres.clock import statement_time
+from pinactivity.telemetry.metrics import DEV_STATS_RECONCILE_LAST_SUCCESS, DEV_STATS_RECONCILE_LOST
 
 log = structlog.get_logger(__name__)
 

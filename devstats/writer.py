@@ -9,8 +9,8 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 
 from devstats.clickhouse import connect_writer, translated_faults
-from pinactivity.ids import new_id
-from pinactivity.tracing import traceparent
+from pinactivity.core.ids import new_id
+from pinactivity.telemetry.tracing import traceparent
 
 Row = tuple[Any, ...]
 

@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from outbox.models import OutboxMessage
 from outbox.selectors import count_backlog
 from outbox.services import redrive
-from pinactivity.admin import ReadOnlyAdmin
+from pinactivity.admin.read_only import ReadOnlyAdmin
 
 
 class DeliveryFilter(admin.SimpleListFilter):

@@ -4,7 +4,7 @@ import zlib
 from dataclasses import dataclass
 from datetime import timedelta
 
-from pinactivity.errors import InvalidOptions
+from pinactivity.core.errors import InvalidOptions
 
 _SHARDS = (1, 2, 4, 8, 16)
 

@@ -18,9 +18,9 @@ from django.db.models.functions import Cast, Now
 
 from outbox.models import INDEX_SCANS_ONLY, OutboxMessage, OutboxMessageQuerySet
 from outbox.options import OutboxOptions
-from pinactivity import metrics
-from pinactivity.faults import describe_fault
+from pinactivity.core.error_info import describe_fault
 from pinactivity.kafka.producer import DeliveryFault, Message, ProbingPublisher
+from pinactivity.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 

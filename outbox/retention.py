@@ -7,8 +7,8 @@ from django.db import connection, transaction
 
 from outbox.models import scan_indexes_only
 from outbox.options import OutboxOptions
-from pinactivity.clock import statement_time
-from pinactivity.metrics import OUTBOX_PURGED
+from pinactivity.postgres.clock import statement_time
+from pinactivity.telemetry.metrics import OUTBOX_PURGED
 
 log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ from django.db.models.functions import Now
 
 from outbox.models import OutboxMessage, OutboxMessageQuerySet
 from outbox.wakeup import wake_relay
-from pinactivity import tracing
-from pinactivity.ids import Id
+from pinactivity.core.ids import Id
+from pinactivity.telemetry import tracing
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ import structlog
 from celery import current_app
 from kombu import Connection
 
-from pinactivity import metrics
-from pinactivity.faults import describe_fault
+from pinactivity.core.error_info import describe_fault
+from pinactivity.telemetry import metrics
 
 log = structlog.get_logger(__name__)
 

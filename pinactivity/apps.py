@@ -12,7 +12,10 @@ class PinactivityConfig(AppConfig):
     name = "pinactivity"
 
     def ready(self) -> None:
-        from pinactivity import celery, checks, connections, tracing  # noqa: F401, PLC0415 - need the apps
+        from pinactivity import celery  # noqa: F401, PLC0415 - need the apps
+        from pinactivity.conf import checks  # noqa: F401, PLC0415 - need the apps
+        from pinactivity.postgres import connections  # noqa: PLC0415 - need the apps
+        from pinactivity.telemetry import tracing  # noqa: PLC0415 - need the apps
 
         connections.watch_requests()
         tracing.configure(settings.OTLP_ENDPOINT)

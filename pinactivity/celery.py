@@ -23,8 +23,8 @@ from celery.signals import (
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from pinactivity.interpreter import settle
-from pinactivity.process_server import Report, start_serving
+from pinactivity.process.interpreter import settle
+from pinactivity.telemetry.server import Report, start_serving
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
 
@@ -45,7 +45,7 @@ def _keep_logging(**_: Any) -> None:
 
 @worker_init.connect
 def _start_worker(sender: Any, **_: Any) -> None:
-    from pinactivity.liveness import WorkerProgress, report_worker  # noqa: PLC0415 - needs the apps
+    from pinactivity.monitoring.workers import WorkerProgress, report_worker  # noqa: PLC0415 - needs the apps
 
     progress = WorkerProgress()
     task_prerun.connect(lambda task_id, **_: progress.begin(task_id), weak=False)
@@ -61,7 +61,7 @@ def _settle(**_: Any) -> None:
 
 @beat_init.connect
 def _start_beat(**_: Any) -> None:
-    from pinactivity.liveness import BeatProgress, report_beat  # noqa: PLC0415 - needs the apps
+    from pinactivity.monitoring.workers import BeatProgress, report_beat  # noqa: PLC0415 - needs the apps
 
     progress = BeatProgress()
     after_task_publish.connect(lambda **_: progress.sent(), weak=False)
@@ -70,7 +70,7 @@ def _start_beat(**_: Any) -> None:
 
 def _start(report: Report) -> None:
     """Refuse to start with a fault that the checks find; Celery itself ignores them."""
-    from pinactivity.checks import enforce  # noqa: PLC0415 - needs the apps
+    from pinactivity.conf.checks import enforce  # noqa: PLC0415 - needs the apps
 
     enforce()
     try:

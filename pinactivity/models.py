@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from django.db import connection, models
 
-from pinactivity.clock import time_expression
+from pinactivity.postgres.clock import time_expression
 
 WINDOW = timedelta(minutes=1)
 

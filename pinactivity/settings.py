@@ -14,10 +14,10 @@ from kombu import Queue
 
 from devstats.options import DevStatsOptions
 from outbox.options import OutboxOptions
-from pinactivity.env import Environment
+from pinactivity.conf.env import Environment
+from pinactivity.conf.logs import logging_config
+from pinactivity.http.options import RateLimitOptions
 from pinactivity.kafka.options import ConsumerOptions
-from pinactivity.logging import logging_config
-from pinactivity.options import RateLimitOptions
 from sessions.options import ActivityCloserOptions, ActivityRetentionOptions
 from views.options import ViewStatsOptions
 
@@ -234,7 +234,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "django.middleware.security.SecurityMiddleware",
-    "pinactivity.tracing.RequestContextMiddleware",
+    "pinactivity.telemetry.tracing.RequestContextMiddleware",
     "corsheaders.middleware.CorsMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -266,7 +266,7 @@ APPEND_SLASH = False  # the API's paths have none, and a redirect would lose a P
 USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
-FORMAT_MODULE_PATH = "pinactivity.formats"
+FORMAT_MODULE_PATH = "pinactivity.conf.formats"
 STATIC_URL = "/static/"
 WHITENOISE_USE_FINDERS = True  # the admin's files straight from the packages: no collect step
 DATA_UPLOAD_MAX_MEMORY_SIZE = 64 * 1024
@@ -279,9 +279,9 @@ REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [],
     "DEFAULT_PERMISSION_CLASSES": [],
     "DEFAULT_PARSER_CLASSES": [],
-    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "pinactivity.content.OneRepresentation",
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "pinactivity.http.negotiation.OneRepresentation",
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "EXCEPTION_HANDLER": "pinactivity.problems.answer_exception",
+    "EXCEPTION_HANDLER": "pinactivity.http.problems.answer_exception",
     "UNAUTHENTICATED_USER": None,
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
 }
@@ -323,7 +323,7 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = not DEVELOPMENT
 if TRUSTED_PROXY_COUNT:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 
-LOGGING_CONFIG = "pinactivity.logging.configure"
+LOGGING_CONFIG = "pinactivity.conf.logs.configure"
 LOGGING = logging_config(
     level=env.choice("LOG_LEVEL", "INFO", among=["DEBUG", "INFO", "WARNING", "ERROR"]),
     readable=DEVELOPMENT,

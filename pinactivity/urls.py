@@ -3,8 +3,9 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
 
-from pinactivity import health, problems
-from pinactivity.scrape import metrics
+from pinactivity.http import problems
+from pinactivity.monitoring import web
+from pinactivity.monitoring.scrape import metrics
 
 urlpatterns = [
     path("", RedirectView.as_view(url="/admin/")),
@@ -15,8 +16,8 @@ urlpatterns = [
     path("dev-stats/", include("devstats.page_urls")),
     path("api/schema", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerView.as_view(url_name="schema")),
-    path("health/live", health.live),
-    path("health/ready", health.ready),
+    path("health/live", web.live),
+    path("health/ready", web.ready),
     path("metrics", metrics),
 ]
 

@@ -13,6 +13,6 @@ try:
 except ImproperlyConfigured as fault:
     sys.exit(str(fault))
 
-from pinactivity.checks import enforce
+from pinactivity.conf.checks import enforce
 
 enforce()

@@ -18,8 +18,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from outbox.selectors import events_of
-from pinactivity.admin import ReadOnlyAdmin
-from pinactivity.faults import LOCK_TIMEOUT, describe_fault, is_connection_lost, sqlstate
+from pinactivity.admin.read_only import ReadOnlyAdmin
+from pinactivity.core.error_info import LOCK_TIMEOUT, describe_fault, is_connection_lost, sqlstate
 from sessions.lifecycle import Status
 from sessions.models import ActivityCloserRun, Session
 from sessions.run_chart import draw_history

@@ -4,12 +4,13 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from pinactivity.api import ApiView
-from pinactivity.auth import optional_user, required_actor
-from pinactivity.client_ip import client_ip
-from pinactivity.fields import read_id
-from pinactivity.metrics import SIGN_INS
-from pinactivity.openapi import (
+from pinactivity.http.auth import optional_user, required_actor
+from pinactivity.http.base import ApiView
+from pinactivity.http.client_ip import client_ip
+from pinactivity.http.cursors import parse_page
+from pinactivity.http.fields import read_id
+from pinactivity.http.headers import optional_anonymous_id, required_anonymous_id, user_agent
+from pinactivity.http.openapi import (
     ANSWER_HEADERS,
     BEARER,
     BODY_PROBLEMS,
@@ -18,9 +19,8 @@ from pinactivity.openapi import (
     device_id,
     problems,
 )
-from pinactivity.pages import parse_page
-from pinactivity.request_headers import optional_anonymous_id, required_anonymous_id, user_agent
-from pinactivity.throttling import beats, limit_call, limit_start
+from pinactivity.http.rate_limits import beats, limit_call, limit_start
+from pinactivity.telemetry.metrics import SIGN_INS
 from sessions.device import Device, identify_device
 from sessions.lifecycle import Status
 from sessions.selectors import sessions_of_user

@@ -20,23 +20,23 @@ from uuid import UUID
 import structlog
 from django.db import Error, connection, transaction
 
-from pinactivity import metrics
-from pinactivity.clock import statement_time, time_expression
-from pinactivity.faults import (
+from pinactivity.core.error_info import (
     LOCK_TIMEOUT,
     STATEMENT_TIMEOUT,
     describe_fault,
     is_storage_fault,
     sqlstate,
 )
-from pinactivity.ids import array_text, new_id
-from pinactivity.locks import CLOSER, REPLAY, advisory_lock
-from pinactivity.tracing import correlate, open_span
-from sessions.closing import Closed, close_sessions, close_views
+from pinactivity.core.ids import array_text, new_id
+from pinactivity.postgres.clock import statement_time, time_expression
+from pinactivity.postgres.locks import CLOSER, REPLAY, advisory_lock
+from pinactivity.telemetry import metrics
+from pinactivity.telemetry.tracing import correlate, open_span
 from sessions.lifecycle import CloseReason, RunOutcome
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
 from sessions.selectors import count_active_sessions
+from sessions.transitions import Closed, close_sessions, close_views
 from views.models import PropertyObjectView
 
 log = structlog.get_logger(__name__)
@@ -367,7 +367,7 @@ def _claim(
     return claimed
 
 
-# Raw SQL, for ids and times as text (sessions/closing.py). Sorted by the column, which the text
+# Raw SQL, for ids and times as text (sessions/transitions.py). Sorted by the column, which the text
 # beside it would hide under its name. PostgreSQL drops conditions on parameters that are null.
 _CLAIM = """
     SELECT id::text, last_activity_at::text FROM {table} AS row

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from pinactivity.clock import statement_time
 from pinactivity.kafka.consumer import BatchLimits, ConsumerSpec, Entry, Poison, Record, register
 from pinactivity.kafka.payload import Payload
 from pinactivity.kafka.topics import USER_SIGNED_IN
-from pinactivity.metrics import SIGN_INS
+from pinactivity.postgres.clock import statement_time
+from pinactivity.telemetry.metrics import SIGN_INS
 from sessions.errors import SessionNotFound
 from sessions.services import link_session
 

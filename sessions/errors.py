@@ -1,6 +1,6 @@
 """What can go wrong with a session."""
 
-from pinactivity.errors import ServiceError
+from pinactivity.core.errors import ServiceError
 
 
 class SessionActiveRace(ServiceError):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
 
-from pinactivity.ids import Id
-from pinactivity.times import iso_utc
+from pinactivity.core.ids import Id
+from pinactivity.core.times import iso_utc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from django.db import connection, models
 from django.db.models import F, Q
 from django.db.models.expressions import Combinable
 
-from pinactivity.ids import new_id
-from pinactivity.prepared import PreparedStatement
+from pinactivity.core.ids import new_id
+from pinactivity.postgres.prepared import PreparedStatement
 from sessions.device import Device, DeviceType
 from sessions.lifecycle import CloseReason, RunOutcome, Status
 

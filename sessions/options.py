@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from pinactivity.errors import InvalidOptions
+from pinactivity.core.errors import InvalidOptions
 
 _MINUTE = timedelta(minutes=1)
 _DAY = timedelta(days=1)

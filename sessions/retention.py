@@ -14,12 +14,12 @@ from uuid import UUID
 import structlog
 from django.db import connection, transaction
 
-from pinactivity import metrics
-from pinactivity.clock import statement_time
-from pinactivity.faults import describe_fault, is_storage_fault
-from pinactivity.ids import array_text, earliest_id, new_id
-from pinactivity.locks import REPLAY, advisory_lock
-from pinactivity.tracing import correlate, open_span
+from pinactivity.core.error_info import describe_fault, is_storage_fault
+from pinactivity.core.ids import array_text, earliest_id, new_id
+from pinactivity.postgres.clock import statement_time
+from pinactivity.postgres.locks import REPLAY, advisory_lock
+from pinactivity.telemetry import metrics
+from pinactivity.telemetry.tracing import correlate, open_span
 from sessions.lifecycle import RunOutcome
 from sessions.options import ActivityRetentionOptions
 from views.stats_models import PropertyObjectViewStats

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from pinactivity.charts import outline_bar, tabulate
+from pinactivity.admin.charts import outline_bar, tabulate
 from sessions.selectors import RunsOfStep
 
 _LEFT, _TOP, _STEP_WIDTH = 8, 22, 5

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from django.db.models import Count, DateTimeField, F, Func, Max, Q, QuerySet, Sum, Value
 
-from pinactivity.clock import statement_time
-from pinactivity.pages import Page, take
+from pinactivity.http.cursors import Page, take
+from pinactivity.postgres.clock import statement_time
 from sessions.lifecycle import RunOutcome, Status
 from sessions.models import ActivityCloserRun, Session
 from views.models import PropertyObjectView

@@ -6,8 +6,8 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from pinactivity.fields import IdField, UtcField
-from pinactivity.openapi import BEACON_HELP
+from pinactivity.http.fields import IdField, UtcField
+from pinactivity.http.openapi import BEACON_HELP
 from sessions.device import DeviceType
 from sessions.lifecycle import LinkOutcome, Status, duration_seconds
 from sessions.models import Session, choices

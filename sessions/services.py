@@ -12,15 +12,15 @@ from django.db import transaction
 from django.db.models.functions import Greatest
 
 from outbox.services import enqueue
-from pinactivity.clock import statement_time, time_expression
-from pinactivity.ids import new_id
-from pinactivity.metrics import SESSIONS_STARTED
-from sessions.closing import close_sessions
+from pinactivity.core.ids import new_id
+from pinactivity.postgres.clock import statement_time, time_expression
+from pinactivity.telemetry.metrics import SESSIONS_STARTED
 from sessions.device import Device
 from sessions.errors import SessionActiveRace, SessionNotFound
 from sessions.events import SessionLinked
 from sessions.lifecycle import CloseReason, LinkOutcome, LinkState, Status, decide_link
 from sessions.models import Session, TouchedSession
+from sessions.transitions import close_sessions
 
 log = structlog.get_logger(__name__)
 

@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--dev-stats-scale",
         choices=("small", "full"),
         default="small",
-        help="full takes minutes of outages in tests/integration/test_dev_stats_ingest.py, and"
+        help="full takes minutes of outages in tests/integration/devstats/test_ingest.py, and"
         " 2,000 calls of each read in tests/acceptance/test_schema_conformance.py",
     )
     parser.addoption(
@@ -122,7 +122,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("pinactivity.tracing.tracer", provider.get_tracer("tests"))
+    monkeypatch.setattr("pinactivity.telemetry.tracing.tracer", provider.get_tracer("tests"))
     yield exporter
     provider.shutdown()
 

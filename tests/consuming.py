@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 from django.conf import settings
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
 from pinactivity.kafka.batch import BatchLimits
 from pinactivity.kafka.consumer import (
     Consumer,

@@ -15,7 +15,8 @@ from django.conf import settings
 
 from devstats.clickhouse import DATABASE, connect_writer
 from devstats.migrating import migrate
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits
 from pinactivity.kafka.consumer import Consumer, registered_consumers
 from pinactivity.kafka.options import ConsumerOptions
@@ -23,7 +24,6 @@ from pinactivity.kafka.producer import Publisher
 from pinactivity.kafka.source import RawRecord, Source
 from pinactivity.kafka.testing import message
 from pinactivity.kafka.topics import dead_letter_topic
-from pinactivity.times import iso_utc
 from tests.consuming import FIVE_MINUTES, Broker, drive
 
 SESSIONS = "dev-stats-session-ended"

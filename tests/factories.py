@@ -7,8 +7,8 @@ import factory
 from django.db import connection
 from factory.django import DjangoModelFactory
 
-from pinactivity.clock import statement_time
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
+from pinactivity.postgres.clock import statement_time
 from sessions.device import Device, DeviceType
 from sessions.models import Session
 from views.lifecycle import ViewSource

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pinactivity.logging import logging_config
+from pinactivity.conf.logs import logging_config
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from django.contrib import admin
 
-from pinactivity.admin import ReadOnlyAdmin
+from pinactivity.admin.read_only import ReadOnlyAdmin
 from sessions.admin import CloseNowAdmin
 from sessions.services import ClosedNow
 from views.models import PropertyObjectView

@@ -6,11 +6,13 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from pinactivity.api import ApiView
-from pinactivity.auth import optional_user, required_actor
-from pinactivity.fields import read_id
-from pinactivity.ids import parse_id
-from pinactivity.openapi import (
+from pinactivity.core.ids import parse_id
+from pinactivity.http.auth import optional_user, required_actor
+from pinactivity.http.base import ApiView
+from pinactivity.http.cursors import parse_page
+from pinactivity.http.fields import read_id
+from pinactivity.http.headers import required_anonymous_id
+from pinactivity.http.openapi import (
     ANSWER_HEADERS,
     BEARER,
     BODY_PROBLEMS,
@@ -20,10 +22,8 @@ from pinactivity.openapi import (
     device_id,
     problems,
 )
-from pinactivity.pages import parse_page
-from pinactivity.periods import parse_period
-from pinactivity.request_headers import required_anonymous_id
-from pinactivity.throttling import beats, limit_call, limit_start
+from pinactivity.http.periods import parse_period
+from pinactivity.http.rate_limits import beats, limit_call, limit_start
 from sessions.api import calling_device
 from views.lifecycle import ViewSource
 from views.selectors import views_of_user

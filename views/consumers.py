@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from pinactivity.clock import statement_time
 from pinactivity.kafka.consumer import ConsumerSpec, Entry, Poison, Record, register
 from pinactivity.kafka.payload import Payload
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED
+from pinactivity.postgres.clock import statement_time
 from views.stats import EndedView, count_views
 
 _FUTURE_TOLERANCE = timedelta(hours=1)

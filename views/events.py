@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pinactivity.ids import Id
+from pinactivity.core.ids import Id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

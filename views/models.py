@@ -10,8 +10,8 @@ from django.db import connection, models
 from django.db.models import F, Q
 from django.db.models.expressions import Combinable
 
-from pinactivity.ids import Id, array_text, new_id
-from pinactivity.prepared import PreparedStatement
+from pinactivity.core.ids import Id, array_text, new_id
+from pinactivity.postgres.prepared import PreparedStatement
 from sessions.lifecycle import CloseReason, Status
 from sessions.models import Session, choices, status_fields_agree
 from views.lifecycle import ViewSource

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from pinactivity.errors import InvalidOptions
+from pinactivity.core.errors import InvalidOptions
 
 COUNTED_FOR = timedelta(days=80)
 """How old an event may be and still be counted; an older one may have been forgotten as seen."""

@@ -8,9 +8,9 @@ from uuid import UUID
 from django.db import connection
 from django.db.models import Q, QuerySet
 
-from pinactivity.clock import statement_time
-from pinactivity.pages import Page, take
-from pinactivity.periods import Period
+from pinactivity.http.cursors import Page, take
+from pinactivity.http.periods import Period
+from pinactivity.postgres.clock import statement_time
 from sessions.lifecycle import Status
 from sessions.models import Session
 from views.models import PropertyObjectView

@@ -6,8 +6,8 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from pinactivity.fields import IdField, UtcField
-from pinactivity.openapi import BEACON_HELP
+from pinactivity.http.fields import IdField, UtcField
+from pinactivity.http.openapi import BEACON_HELP
 from sessions.lifecycle import Status
 from sessions.models import choices
 from sessions.serializers import DurationSecondsField

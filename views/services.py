@@ -10,11 +10,11 @@ import structlog
 from django.conf import settings
 from django.db import transaction
 
-from pinactivity.clock import time_expression
-from sessions.closing import close_views
+from pinactivity.postgres.clock import time_expression
 from sessions.device import Device
 from sessions.lifecycle import CloseReason
 from sessions.services import ClosedNow, beat_session
+from sessions.transitions import close_views
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
 

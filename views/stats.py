@@ -14,9 +14,9 @@ from uuid import UUID
 import structlog
 from django.db import transaction
 
-from pinactivity.clock import statement_time
-from pinactivity.ids import NIL, earliest_id
-from pinactivity.metrics import VIEW_STATS_EVENTS, VIEW_STATS_SEEN_PURGED
+from pinactivity.core.ids import NIL, earliest_id
+from pinactivity.postgres.clock import statement_time
+from pinactivity.telemetry.metrics import VIEW_STATS_EVENTS, VIEW_STATS_SEEN_PURGED
 from views.options import COUNTED_FOR, ViewStatsOptions
 from views.stats_models import (
     PropertyObjectViewStats,

@@ -7,7 +7,7 @@ from django.core.management.base import CommandError
 
 from devstats.clickhouse import RowRefused, StorageUnavailable
 from devstats.writer import FactWriter
-from pinactivity.faults import describe_fault
+from pinactivity.core.error_info import describe_fault
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, TypeVar
 
-from pinactivity.errors import InvalidOptions
+from pinactivity.core.errors import InvalidOptions
 
 Item = TypeVar("Item")
 

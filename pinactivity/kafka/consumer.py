@@ -23,16 +23,17 @@ from django.utils.module_loading import autodiscover_modules
 from kafka.errors import KafkaError
 from opentelemetry.context import Context
 
-from pinactivity import meanwhile, metrics, tracing
-from pinactivity.faults import describe_fault
-from pinactivity.ids import parse_id
+from pinactivity import meanwhile
+from pinactivity.core.error_info import describe_fault
+from pinactivity.core.ids import parse_id
+from pinactivity.core.times import parse_time
 from pinactivity.kafka.batch import Batch, BatchLimits
 from pinactivity.kafka.dead_letters import dead_letter
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import Publisher
 from pinactivity.kafka.record import Poison, Record
 from pinactivity.kafka.source import CommitRefused, Partition, RawRecord, Source
-from pinactivity.times import parse_time
+from pinactivity.telemetry import metrics, tracing
 
 __all__ = [
     "BatchLimits",

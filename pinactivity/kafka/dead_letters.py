@@ -15,11 +15,11 @@ from kafka import OffsetAndMetadata, TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import NoError
 
+from pinactivity.core.times import iso_utc
 from pinactivity.kafka.history import opened_reader, partitions_of, read
 from pinactivity.kafka.producer import Message, Publisher
 from pinactivity.kafka.source import Partition, RawRecord, to_raw
 from pinactivity.kafka.topics import dead_letter_topic, find_ends
-from pinactivity.times import iso_utc
 
 PREFIX = "dlq-"
 REASON = f"{PREFIX}reason"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from pinactivity.errors import InvalidOptions
+from pinactivity.core.errors import InvalidOptions
 
 _SECOND = timedelta(seconds=1)
 

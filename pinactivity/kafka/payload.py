@@ -11,10 +11,10 @@ from uuid import UUID
 
 import msgspec
 
-from pinactivity import strict_json
-from pinactivity.ids import parse_id
+from pinactivity.core import strict_json
+from pinactivity.core.ids import parse_id
+from pinactivity.core.times import parse_time
 from pinactivity.kafka.record import Poison, Record
-from pinactivity.times import parse_time
 
 Value = TypeVar("Value")
 Fields = TypeVar("Fields", bound="Plain")

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from pinactivity import strict_json
-from pinactivity.ids import parse_id
+from pinactivity.core import strict_json
+from pinactivity.core.ids import parse_id
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -63,7 +63,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return self.message_id
 
     def payload(self) -> dict[str, Any]:
-        """Decode the value: one JSON object, as strict as `pinactivity.strict_json`.
+        """Decode the value: one JSON object, as strict as `pinactivity.core.strict_json`.
 
         Raises:
             Poison: `value-not-json` or `value-not-an-object`.

@@ -11,11 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 from pinactivity.kafka.consumer import Record
 from pinactivity.kafka.producer import DeliveryFault, Message
 from pinactivity.kafka.source import CommitRefused, Partition, RawRecord
-from pinactivity.times import iso_utc
 
 
 def record(

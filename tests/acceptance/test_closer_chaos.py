@@ -30,7 +30,7 @@ from embedded.server import Server
 from embedded.stack import attach
 from outbox.models import OutboxMessage
 from pinactivity.celery import app
-from pinactivity.locks import CLOSER
+from pinactivity.postgres.locks import CLOSER
 from sessions.events import SessionEnded
 from sessions.models import ActivityCloserRun, Session
 from tests.closings import (

@@ -16,8 +16,8 @@ import pytest
 from django.db import connection
 
 from outbox.models import OutboxMessage
-from pinactivity.clock import statement_time
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
+from pinactivity.postgres.clock import statement_time
 from sessions.closer import ActivityCloser
 from sessions.lifecycle import RunOutcome
 from sessions.models import Session

@@ -31,10 +31,10 @@ from outbox.models import OutboxMessage
 from outbox.services import enqueue
 from outbox.tasks import relay
 from pinactivity.celery import app
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
 from pinactivity.kafka.topics import SESSION_ENDED, create_topics
 from sessions.events import SessionEnded
-from tests.integration.test_outbox import session_ended, versions_by_key
+from tests.integration.outbox.test_relay import session_ended, versions_by_key
 from tests.kafka import TopicReader
 from tests.processes import environment, running, wait_for_backends_to_end, wait_until, worker
 

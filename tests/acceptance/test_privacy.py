@@ -33,8 +33,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from embedded.stack import find_free_port
 from outbox.models import OutboxMessage
 from pinactivity.celery import app
-from pinactivity.clock import statement_time
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.testing import message
@@ -45,13 +45,13 @@ from pinactivity.kafka.topics import (
     create_topics,
     dead_letter_topics,
 )
-from pinactivity.times import iso_utc
+from pinactivity.postgres.clock import statement_time
 from sessions.models import ActivityCloserRun, Session
 from tests.dev_stats import SESSIONS, VIEWS, count_rows, rows_of
 from tests.dev_stats import TABLES as FACTS_TABLES
-from tests.integration.test_api import BEAT, OPEN, START, view_beat
-from tests.integration.test_auth import pem
-from tests.integration.test_browser import LINK
+from tests.integration.pinactivity.http.test_api import BEAT, OPEN, START, view_beat
+from tests.integration.pinactivity.http.test_auth import pem
+from tests.integration.pinactivity.http.test_cross_origin import LINK
 from tests.kafka import TopicReader, skip_to_end
 from tests.processes import BIN, CELERY, MANAGE, running, wait_until, worker
 from tests.tokens import bearer, claims

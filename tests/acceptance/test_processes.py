@@ -17,11 +17,11 @@ from outbox.models import OutboxMessage
 from outbox.relay import MOST_BATCHES
 from outbox.tasks import relay
 from pinactivity.celery import app
-from pinactivity.clock import statement_time
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 from pinactivity.kafka.producer import KafkaPublisher, Message
 from pinactivity.kafka.topics import SESSION_LINKED, USER_SIGNED_IN
-from pinactivity.times import iso_utc
+from pinactivity.postgres.clock import statement_time
 from sessions.models import ActivityCloserRun, Session
 from sessions.tasks import close_inactive
 from tests.closings import assert_one_event_for_each_closed_row_and_none_else

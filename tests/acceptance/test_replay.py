@@ -22,9 +22,9 @@ from devstats.ledger import hour_of
 from devstats.options import DevStatsOptions
 from devstats.writer import FactWriter
 from outbox.models import OutboxMessage
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
 from pinactivity.kafka.consumer import registered_consumers
-from pinactivity.locks import REPLAY, advisory_lock
+from pinactivity.postgres.locks import REPLAY, advisory_lock
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
 from tests.acceptance import oracle

@@ -25,12 +25,12 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from devstats.writer import FactWriter
-from pinactivity.ids import new_id
-from pinactivity.options import RateLimitOptions
-from pinactivity.problems import PROBLEMS
+from pinactivity.core.ids import new_id
+from pinactivity.http.options import RateLimitOptions
+from pinactivity.http.problems import PROBLEMS
 from sessions.models import Session
 from tests.factories import make_session, make_view
-from tests.integration.test_dev_stats_api import MARCH, session_fact, store, view_fact
+from tests.integration.devstats.test_api import MARCH, session_fact, store, view_fact
 from tests.tokens import SECRET, bearer, development_token
 from views.models import PropertyObjectView
 

@@ -26,9 +26,9 @@ from django.conf import settings
 
 from embedded.postgres import Postgres
 from embedded.stack import find_free_port, private_server
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
 from tests.conftest import USER_AGENT
-from tests.integration.test_api import BEAT, OPEN, START, view_beat
+from tests.integration.pinactivity.http.test_api import BEAT, OPEN, START, view_beat
 from tests.processes import BIN, environment, running, wait_until
 
 pytestmark = pytest.mark.timeout(300)

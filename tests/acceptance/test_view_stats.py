@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import connection
 
 from outbox.models import OutboxMessage
-from pinactivity.ids import new_id
+from pinactivity.core.ids import new_id
 from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.kafka.topics import (
     PROPERTY_OBJECT_VIEW_ENDED,

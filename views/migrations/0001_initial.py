@@ -2,7 +2,7 @@
 
 import datetime
 import django.db.models.deletion
-import pinactivity.ids
+import pinactivity.core.ids
 from django.db import migrations, models
 
 
@@ -40,7 +40,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='PropertyObjectView',
             fields=[
-                ('id', models.UUIDField(default=pinactivity.ids.new_id, editable=False, primary_key=True, serialize=False)),
+                ('id', models.UUIDField(default=pinactivity.core.ids.new_id, editable=False, primary_key=True, serialize=False)),
                 ('property_object_id', models.UUIDField()),
                 ('user_id', models.UUIDField(blank=True, help_text="The session's user when the view was opened.", null=True)),
                 ('view_source', models.TextField(choices=[('Catalog', 'Catalog'), ('Search', 'Search'), ('Map', 'Map'), ('Recommendation', 'Recommendation'), ('Favorites', 'Favorites'), ('Share', 'Share'), ('Direct', 'Direct'), ('Other', 'Other')])),

@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from devstats.backfill import backfill_sessions
 from devstats.management.storage import opened_writer
-from pinactivity.faults import describe_fault
-from pinactivity.periods import parse_moment
+from pinactivity.core.error_info import describe_fault
+from pinactivity.http.periods import parse_moment
 from sessions.selectors import ended_session_chunks, ended_sessions
 
 

@@ -14,8 +14,8 @@ from tqdm import tqdm
 from devstats.dimension import store_objects
 from devstats.facts import PropertyObject
 from devstats.management.storage import opened_writer
-from pinactivity.ids import parse_id
-from pinactivity.times import parse_time
+from pinactivity.core.ids import parse_id
+from pinactivity.core.times import parse_time
 
 _REQUIRED = ["PropertyObjectId", "DeveloperId"]
 _OPTIONAL = ["BrandId", "UpdatedAt"]

@@ -12,7 +12,7 @@ from devstats.dimension import store_objects
 from devstats.facts import PropertyObject
 from devstats.management.storage import opened_writer
 from devstats.models import DeveloperAccess
-from pinactivity.replay import (
+from pinactivity.demo.replay import (
     UnreadableVisits,
     developer_id,
     owner_of_page,

@@ -17,9 +17,9 @@ from tqdm import tqdm
 from devstats.ledger import Count, Ledger, draw_up
 from devstats.management.storage import opened_writer
 from devstats.writer import FactWriter
-from pinactivity.faults import describe_fault
-from pinactivity.periods import parse_moment
-from pinactivity.times import iso_utc
+from pinactivity.core.error_info import describe_fault
+from pinactivity.core.times import iso_utc
+from pinactivity.http.periods import parse_moment
 
 _LOST = 1
 _NO_ANSWER = 2

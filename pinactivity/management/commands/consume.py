@@ -16,23 +16,23 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError
 from tqdm import tqdm
 
-from pinactivity.checks import enforce
-from pinactivity.faults import describe_fault
-from pinactivity.interpreter import settle
+from pinactivity.conf.checks import enforce
+from pinactivity.core.error_info import describe_fault
 from pinactivity.kafka.consumer import (
     Consumer,
     ConsumerSpec,
     PoisonLimitReached,
     registered_consumers,
 )
-from pinactivity.kafka.health import report
 from pinactivity.kafka.history import committed_offsets, opened_reader
 from pinactivity.kafka.offsets import GroupBusy, move_offsets
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.source import KafkaSource, Partition
 from pinactivity.kafka.topics import MAX_DEAD_LETTER_BYTES, find_ends
-from pinactivity.process_server import serving
-from pinactivity.stopping import stop_on_signals
+from pinactivity.monitoring.consumers import report
+from pinactivity.process.interpreter import settle
+from pinactivity.process.stopping import stop_on_signals
+from pinactivity.telemetry.server import serving
 
 log = structlog.get_logger(__name__)
 

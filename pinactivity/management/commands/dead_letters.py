@@ -12,7 +12,7 @@ from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.kafka.dead_letters import DeadLetterOffice, RedriveFailed, describe_record
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.topics import MAX_DEAD_LETTER_BYTES, dead_letter_topics
-from pinactivity.stopping import stop_on_signals
+from pinactivity.process.stopping import stop_on_signals
 
 
 class Command(BaseCommand):

@@ -8,7 +8,7 @@ import jwt
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from pinactivity.ids import parse_id
+from pinactivity.core.ids import parse_id
 
 
 def _minutes(text: str) -> int:

@@ -14,9 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import OperationalError, connection
 from tqdm import tqdm
 
-from pinactivity.clock import statement_time
-from pinactivity.locks import REPLAY, advisory_lock
-from pinactivity.replay import (
+from pinactivity.demo.replay import (
     Replay,
     ReplayFailed,
     UnreadableVisits,
@@ -24,6 +22,8 @@ from pinactivity.replay import (
     anonymous_id,
     read_visits,
 )
+from pinactivity.postgres.clock import statement_time
+from pinactivity.postgres.locks import REPLAY, advisory_lock
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 

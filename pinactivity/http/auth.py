@@ -1,0 +1,171 @@
+"""Who calls: JSON web tokens of identity (design, section 13).
+
+Explicit algorithms; issuer, audience and expiry checked; `sub` is a UUID. Keys come from a JWKS
+URL or a PEM; HS256 only from an explicit secret in development.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+import jwt
+import structlog
+from django.conf import settings
+from django.http import HttpRequest
+
+from pinactivity.core.error_info import describe_fault
+from pinactivity.core.errors import KeysUnavailable, Unauthorized
+from pinactivity.core.ids import parse_id
+from pinactivity.telemetry.metrics import TOKENS_REJECTED
+
+ALGORITHMS = ("RS256", "ES256")
+_LEEWAY_SECONDS = 30
+_REFRESH_SECONDS = 30.0
+"""A token may name any key: how often one that is not known makes us ask identity."""
+_RETRY_SECONDS = 3.0
+"""The same after identity did not answer."""
+_LIFESPAN_SECONDS = 600.0
+"""How long a key is trusted without asking again: identity may have withdrawn it."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who a valid token says calls."""
+
+    user_id: UUID
+    claims: Mapping[str, Any]
+
+
+def required_actor(request: HttpRequest) -> Actor:
+    """Read the caller from the bearer token.
+
+    Raises:
+        Unauthorized: no token, or not a valid one.
+        KeysUnavailable: identity's keys cannot be had now.
+    """
+    scheme, _, token = request.headers.get("Authorization", "").strip().partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Unauthorized
+    return _verify(token.strip())
+
+
+def optional_user(request: HttpRequest) -> UUID | None:
+    """Read the user where a guest may call too: a token that is not valid means a guest.
+
+    Such tokens are counted, by reason, not answered with an error.
+    """
+    if "HTTP_AUTHORIZATION" not in request.META:
+        return None
+    try:
+        return required_actor(request).user_id
+    except (Unauthorized, KeysUnavailable) as fault:
+        TOKENS_REJECTED.labels(fault.reason).inc()
+        return None
+
+
+def _verify(token: str) -> Actor:
+    try:
+        key, algorithms = _key_for(token)
+        claims = jwt.decode(
+            token,
+            key,
+            algorithms=algorithms,
+            issuer=settings.JWT_ISSUER,
+            audience=settings.JWT_AUDIENCE,
+            leeway=_LEEWAY_SECONDS,
+            options={"require": ["exp", "iss", "aud", "sub"]},
+        )
+        return Actor(parse_id(claims["sub"]), claims)
+    except jwt.ExpiredSignatureError as fault:
+        raise Unauthorized("expired") from fault
+    except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as fault:
+        # Beyond PyJWT's own errors: what its parsers let through of a hostile token.
+        raise Unauthorized("invalid") from fault
+
+
+def _key_for(token: str) -> tuple[Any, list[str]]:
+    if settings.JWT_DEVELOPMENT_SECRET:
+        return settings.JWT_DEVELOPMENT_SECRET, ["HS256"]
+    if settings.JWT_PUBLIC_KEY:
+        return settings.JWT_PUBLIC_KEY, list(ALGORITHMS)
+    if settings.JWT_JWKS_URL:
+        return _keys(settings.JWT_JWKS_URL).get(jwt.get_unverified_header(token).get("kid")), list(
+            ALGORITHMS
+        )
+    raise Unauthorized("unconfigured")
+
+
+class SigningKeys:
+    """Identity's keys by `kid`, kept, and asked for again when a token names another or in time.
+
+    Not PyJWKClient's own look-up: that one asks the network for every unknown `kid`, so anybody
+    could make every request wait for it. Known keys outlive an identity that does not answer.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._client = jwt.PyJWKClient(url, cache_jwk_set=False, timeout=3)
+        self._lock = threading.Lock()
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._asked_at = self._answered_at = float("-inf")
+
+    def get(self, kid: object) -> jwt.PyJWK:
+        """Return the key.
+
+        Raises:
+            jwt.PyJWTError: identity has no such key.
+            KeysUnavailable: identity does not answer, so nobody can tell.
+        """
+        if not isinstance(kid, str):
+            raise jwt.InvalidTokenError("no kid")
+        if self._is_due(kid):
+            self._refresh(kid)
+        key = self._keys.get(kid)
+        if key is not None:
+            return key
+        if self._is_unanswered:
+            raise KeysUnavailable
+        raise jwt.InvalidTokenError("unknown kid")
+
+    @property
+    def _is_unanswered(self) -> bool:
+        return self._answered_at < self._asked_at
+
+    def _is_due(self, kid: str) -> bool:
+        now = time.monotonic()
+        if kid in self._keys:
+            return (
+                now - self._answered_at >= _LIFESPAN_SECONDS
+                and now - self._asked_at >= _REFRESH_SECONDS
+            )
+        return now - self._asked_at >= (_RETRY_SECONDS if self._is_unanswered else _REFRESH_SECONDS)
+
+    def _refresh(self, kid: str) -> None:
+        # A token with a known key does not wait while another request asks.
+        if not self._lock.acquire(blocking=kid not in self._keys):
+            return
+        try:
+            if self._is_due(kid):
+                self._ask()
+        finally:
+            self._lock.release()
+
+    def _ask(self) -> None:
+        try:
+            keys = {key.key_id: key for key in self._client.get_signing_keys() if key.key_id}
+        except Exception as fault:  # whatever identity, or what stands before it, may answer
+            log.warning("signing keys unavailable", **describe_fault(fault))
+            self._asked_at = time.monotonic()
+            return
+        self._keys = keys
+        self._answered_at = self._asked_at = time.monotonic()
+
+
+@cache
+def _keys(url: str) -> SigningKeys:
+    return SigningKeys(url)

@@ -1,0 +1,94 @@
+"""manage.py rebuild_view_stats"""
+
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error, connection
+from tqdm import tqdm
+
+from pinactivity.core.error_info import describe_fault
+from views.stats import Comparison, RebuildResult, rebuild_stats
+
+_DRIFT = 3
+_SHOWN = 20
+_ESTIMATED_VIEWS = """
+    SELECT nullif(reltuples, -1)::bigint FROM pg_class
+    WHERE oid = 'property_object_views'::regclass
+"""
+
+_DESCRIPTION = """\
+Work the view statistics out again from the views, report the drift, and repair it.
+
+An object's figures are those of its closed views, plus those of the views that
+retention has deleted (purged_*). A view counts when its event has been handled.
+
+  drift       figures that are not what the counted views add up to
+  under way   closed views whose event has not been handled yet: no drift, but
+              where their number does not fall, events were lost, or are among
+              the dead letters
+
+The repair counts the views under way too, and remembers every view that it counts:
+an event that comes afterwards, or again, adds nothing. So it is safe beside running
+consumers, and after events were lost. It locks only what it rewrites, 100 objects
+at a time; interrupted, it is simply run again.
+
+Exit codes: 0 no drift, or all of it repaired; 1 the database was away or busy;
+3 there is drift, and --dry-run left it.
+"""
+
+
+class Command(BaseCommand):
+    help = _DESCRIPTION
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.formatter_class = RawDescriptionHelpFormatter  # a table, not prose
+        return parser
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--dry-run", action="store_true", help="Report, write nothing.")
+
+    def handle(self, *args: Any, dry_run: bool, **options: Any) -> None:
+        try:
+            result = _rebuild(repair=not dry_run)
+        except Error as fault:
+            raise CommandError(
+                f"PostgreSQL is away or busy ({describe_fault(fault)['errorClass']}). What was"
+                " rewritten stays: run the command again."
+            ) from fault
+        self._report(result)
+        if not dry_run:
+            self.stdout.write(f"{result.rewritten} objects rewritten")
+        elif result.drifting:
+            raise CommandError("Nothing was written (--dry-run).", returncode=_DRIFT)
+
+    def _report(self, result: RebuildResult) -> None:
+        self.stdout.write(
+            f"{result.objects} objects, {result.views} closed views:"
+            f" {len(result.drifting)} objects drift, {result.under_way} views are under way"
+        )
+        for each in result.drifting[:_SHOWN]:
+            self.stdout.write(_describe(each))
+        if len(result.drifting) > _SHOWN:
+            self.stdout.write(f"  .. and {len(result.drifting) - _SHOWN} more")
+
+
+def _rebuild(*, repair: bool) -> RebuildResult:
+    with connection.cursor() as cursor:
+        # An object with a million views takes longer than any statement of the service should.
+        cursor.execute("SET statement_timeout = '1h'")
+        cursor.execute(_ESTIMATED_VIEWS)
+        (views,) = cursor.fetchone()
+    with tqdm(total=views, desc="rebuild", unit=" views", disable=None) as bar:
+        return rebuild_stats(repair=repair, advance=bar.update)
+
+
+def _describe(each: Comparison) -> str:
+    stored, expected = each.stored, each.expected
+    return (
+        f"  {each.property_object_id}"
+        f"  views {stored.views_count} -> {expected.views_count}"
+        f"  seconds {stored.total_duration_seconds} -> {expected.total_duration_seconds}"
+        f"  last {stored.last_viewed_at} -> {expected.last_viewed_at}"
+    )
