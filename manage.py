@@ -11,5 +11,5 @@ if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
     try:
         execute_from_command_line(sys.argv)
-    except ImproperlyConfigured as fault:
-        sys.exit(str(fault))
+    except ImproperlyConfigured as exc:
+        sys.exit(str(exc))

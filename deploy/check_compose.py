@@ -117,8 +117,8 @@ def watching(services: Services, _: Repository) -> Iterator[str]:
     try:
         graph = {name: service.get("depends_on", {}) for name, service in services.items()}
         tuple(graphlib.TopologicalSorter(graph).static_order())
-    except graphlib.CycleError as fault:
-        yield f"services wait for each other: {' -> '.join(fault.args[1])}"
+    except graphlib.CycleError as exc:
+        yield f"services wait for each other: {' -> '.join(exc.args[1])}"
 
 
 def images(services: Services, repository: Repository) -> Iterator[str]:
@@ -306,8 +306,8 @@ def check(root: Path) -> tuple[list[str], int]:
     """Return the faults, and the number of services."""
     try:
         document = yaml.load((root / COMPOSE).read_text(), _Loader)  # noqa: S506 - a SafeLoader
-    except yaml.YAMLError as fault:
-        return [" ".join(str(fault).replace('in "<unicode string>", ', "").split())], 0
+    except yaml.YAMLError as exc:
+        return [" ".join(str(exc).replace('in "<unicode string>", ', "").split())], 0
     schema = json.loads(Path(__file__).with_name("compose.schema.json").read_text())
     if faults := list(form(document, schema)):
         return faults, 0

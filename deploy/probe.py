@@ -15,8 +15,8 @@ def main(port: str, path: str) -> None:
         connection = http.client.HTTPConnection(address, int(port), timeout=4)
         connection.request("GET", path)
         status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as fault:
-        sys.exit(f"{path}: {type(fault).__name__}")
+    except (OSError, http.client.HTTPException) as exc:
+        sys.exit(f"{path}: {type(exc).__name__}")
     if status != http.HTTPStatus.OK:
         sys.exit(f"{path}: {status}")
 

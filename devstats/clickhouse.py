@@ -162,11 +162,11 @@ def translated_faults() -> Iterator[None]:
     """
     try:
         yield
-    except DataError as fault:
-        raise RowRefused from fault
-    except (ClickHouseError, HTTPError, OSError) as fault:
-        if getattr(fault, "code", None) in _ROW_FAULTS:
-            raise RowRefused from fault
-        raise StorageUnavailable from fault
-    except _UNREADABLE as fault:
-        raise StorageUnavailable from fault
+    except DataError as exc:
+        raise RowRefused from exc
+    except (ClickHouseError, HTTPError, OSError) as exc:
+        if getattr(exc, "code", None) in _ROW_FAULTS:
+            raise RowRefused from exc
+        raise StorageUnavailable from exc
+    except _UNREADABLE as exc:
+        raise StorageUnavailable from exc

@@ -147,10 +147,10 @@ class PropertyObjectsHandler:
 def _sink() -> Iterator[None]:
     try:
         yield
-    except RowRefused as fault:
-        raise Poison("row-refused") from fault
-    except StorageUnavailable as fault:
-        raise SinkUnavailable from fault.__cause__
+    except RowRefused as exc:
+        raise Poison("row-refused") from exc
+    except StorageUnavailable as exc:
+        raise SinkUnavailable from exc.__cause__
 
 
 def _refuse_future(writer: FactWriter, latest: datetime, reason: str) -> None:

@@ -143,8 +143,8 @@ def show_statistics(request: HttpRequest) -> HttpResponseBase:
         return render(request, "devstats/page.html", context, status=400)
     try:
         figures = _present(developer_id, form.days)
-    except StorageUnavailable as fault:
-        problem = PROBLEMS[fault.code]
+    except StorageUnavailable as exc:
+        problem = PROBLEMS[exc.code]
         response = render(
             request, "devstats/page.html", {**context, "unavailable": True}, status=problem.status
         )

@@ -243,8 +243,8 @@ def _query(
                 )
                 .result_rows
             )
-    except RowRefused as fault:  # nothing is written here, so it is not of a row
-        raise StorageUnavailable from fault
+    except RowRefused as exc:  # nothing is written here, so it is not of a row
+        raise StorageUnavailable from exc
     if not rows:  # there is always a total, of nothing too: this was no answer
         raise StorageUnavailable
     return rows

@@ -17,7 +17,7 @@ from kafka.errors import KafkaError
 from devstats.clickhouse import StorageUnavailable
 from devstats.ledger import Stopped, all_streams, draw_up, hour_of
 from devstats.writer import FactWriter
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.postgres.clock import statement_time
 from pinactivity.telemetry.metrics import DEV_STATS_RECONCILE_LAST_SUCCESS, DEV_STATS_RECONCILE_LOST
 
@@ -53,8 +53,8 @@ def reconcile() -> None:
     except Stopped:
         log.warning("ledger not finished")
         return
-    except (Error, KafkaError, OSError, StorageUnavailable, sqlite3.Error) as fault:
-        log.warning("ledger not drawn up", **describe_fault(fault.__cause__ or fault))
+    except (Error, KafkaError, OSError, StorageUnavailable, sqlite3.Error) as exc:
+        log.warning("ledger not drawn up", **describe_error(exc.__cause__ or exc))
         return
     for stream in all_streams():
         DEV_STATS_RECONCILE_LOST.labels(stream.topic).set(ledger.total(stream.topic).lost.total())

@@ -18,7 +18,7 @@ from django.db.models.functions import Cast, Now
 
 from outbox.models import INDEX_SCANS_ONLY, OutboxMessage, OutboxMessageQuerySet
 from outbox.options import OutboxOptions
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.kafka.producer import DeliveryFault, Message, ProbingPublisher
 from pinactivity.telemetry import metrics
 
@@ -322,8 +322,8 @@ class OutboxRelay:
         try:
             with transaction.atomic():
                 return self._look(shard, place)
-        except Exception as fault:
-            log.warning("look ahead failed", **describe_fault(fault))
+        except Exception as exc:
+            log.warning("look ahead failed", **describe_error(exc))
             return None
 
     def _read(self, shard: int | None, after: int) -> _Batch:

@@ -13,7 +13,7 @@ import structlog
 from celery import current_app
 from kombu import Connection
 
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.telemetry import metrics
 
 log = structlog.get_logger(__name__)
@@ -46,11 +46,11 @@ class _Bell:
                 return
             self._silent_until = now + WAKE_UP_INTERVAL.total_seconds()
             metrics.OUTBOX_WAKE_UPS.labels(self._send()).inc()
-        except Exception as fault:  # of any kind: the event is committed, and the poll will find it
+        except Exception as exc:  # of any kind: the event is committed, and the poll will find it
             self._silent_until = time.monotonic() + _SILENT_SECONDS
             self._hang_up()
             metrics.OUTBOX_WAKE_UPS.labels("Failed").inc()
-            log.warning("relay not woken", **describe_fault(fault))
+            log.warning("relay not woken", **describe_error(exc))
         finally:
             self._lock.release()
 

@@ -30,8 +30,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
 
 try:
     assert settings.INSTALLED_APPS  # reads the environment
-except ImproperlyConfigured as fault:
-    sys.exit(str(fault))
+except ImproperlyConfigured as exc:
+    sys.exit(str(exc))
 
 app = Celery("pinactivity")
 app.config_from_object("django.conf:settings", namespace="CELERY")

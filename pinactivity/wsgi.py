@@ -10,8 +10,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
 
 try:
     application = get_wsgi_application()
-except ImproperlyConfigured as fault:
-    sys.exit(str(fault))
+except ImproperlyConfigured as exc:
+    sys.exit(str(exc))
 
 from pinactivity.conf.checks import enforce
 

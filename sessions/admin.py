@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 
 from outbox.selectors import events_of
 from pinactivity.admin.read_only import ReadOnlyAdmin
-from pinactivity.core.error_info import LOCK_TIMEOUT, describe_fault, is_connection_lost, sqlstate
+from pinactivity.core.error_info import LOCK_TIMEOUT, describe_error, is_connection_lost, sqlstate
 from sessions.lifecycle import Status
 from sessions.models import ActivityCloserRun, Session
 from sessions.run_chart import draw_history
@@ -67,9 +67,9 @@ class CloseNowAdmin(ReadOnlyAdmin):
                 self._close(request, ids)
                 return None
             return self._ask(request, ids, queryset.filter(status=Status.ACTIVE).count())
-        except Error as fault:
-            log.warning("close now failed", **describe_fault(fault))
-            self.message_user(request, _explain(fault), messages.ERROR)
+        except Error as exc:
+            log.warning("close now failed", **describe_error(exc))
+            self.message_user(request, _explain(exc), messages.ERROR)
             return None
 
     def _ask(

@@ -23,8 +23,8 @@ from django.db import Error, connection, transaction
 from pinactivity.core.error_info import (
     LOCK_TIMEOUT,
     STATEMENT_TIMEOUT,
-    describe_fault,
-    is_storage_fault,
+    describe_error,
+    is_storage_error,
     sqlstate,
 )
 from pinactivity.core.ids import array_text, new_id
@@ -172,10 +172,10 @@ class ActivityCloser:
                 outcome = RunOutcome.SUCCEEDED
             except _Ended as end:
                 outcome = end.outcome
-            except Exception as fault:
+            except Exception as exc:
                 outcome, failures = RunOutcome.FAILED, 1
                 metrics.CLOSER_ERRORS.inc()
-                log.error("job failed", **describe_fault(fault))
+                log.error("job failed", **describe_error(exc))
             if run is not None:
                 backlog = self._finish(run, outcome, live=now is None)
                 failures += run.failures
@@ -237,8 +237,8 @@ class ActivityCloser:
                 ActivityCloserRun.objects.filter(
                     started_at__lt=time_expression() - _RUNS_KEPT
                 ).delete()
-        except Error as fault:
-            log.warning("run not recorded", jobRunId=str(run.run_id), **describe_fault(fault))
+        except Error as exc:
+            log.warning("run not recorded", jobRunId=str(run.run_id), **describe_error(exc))
             return None
         return backlog
 
@@ -265,18 +265,18 @@ class ActivityCloser:
             claimed: list[tuple[str, str]] = []
             try:
                 closed = self._close_unit(phase, run, claimed, since=since, limit=unit)
-            except Exception as fault:
-                if is_storage_fault(fault):
+            except Exception as exc:
+                if is_storage_error(exc):
                     raise
-                if sqlstate(fault) == STATEMENT_TIMEOUT and unit > 1:
-                    _log_unit_failed(phase, unit, fault)
+                if sqlstate(exc) == STATEMENT_TIMEOUT and unit > 1:
+                    _log_unit_failed(phase, unit, exc)
                     unit //= 2
                     continue
                 if not claimed:
-                    if sqlstate(fault) == LOCK_TIMEOUT:
+                    if sqlstate(exc) == LOCK_TIMEOUT:
                         return  # somebody has locked the whole table: the next tick asks again
                     raise
-                closed = self._close_one_by_one(phase, run, claimed, fault)
+                closed = self._close_one_by_one(phase, run, claimed, exc)
             batch.add(len(claimed), closed)
             if len(claimed) < unit:
                 return
@@ -298,7 +298,7 @@ class ActivityCloser:
             try:
                 closed += self._close_unit(phase, run, [], row_id=row_id, limit=1)
             except Exception as row_fault:
-                if is_storage_fault(row_fault):
+                if is_storage_error(row_fault):
                     raise
                 _set_aside(phase, run, row_id, row_fault)
         return closed
@@ -405,7 +405,7 @@ def _count_backlog(cutoff: datetime) -> int:
 def _set_aside(phase: _Phase, run: _Run, row_id: str, fault: Exception) -> None:
     """Leave a row to the next tick, for the rest of this run."""
     run.set_aside.append(row_id)
-    item = {"id": row_id, "type": phase.row_type, **describe_fault(fault)}
+    item = {"id": row_id, "type": phase.row_type, **describe_error(fault)}
     if sqlstate(fault) == LOCK_TIMEOUT:
         log.info("item busy", **item)  # someone holds it for long: no error
         return
@@ -417,7 +417,7 @@ def _set_aside(phase: _Phase, run: _Run, row_id: str, fault: Exception) -> None:
 def _log_unit_failed(phase: _Phase, rows: int, fault: Exception) -> None:
     if sqlstate(fault) != LOCK_TIMEOUT:
         metrics.CLOSER_ERRORS.inc()
-    log.warning("unit failed", phase=phase.name, rows=rows, **describe_fault(fault))
+    log.warning("unit failed", phase=phase.name, rows=rows, **describe_error(fault))
 
 
 def _report(result: ActivityCloserResult) -> None:

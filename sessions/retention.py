@@ -14,7 +14,7 @@ from uuid import UUID
 import structlog
 from django.db import connection, transaction
 
-from pinactivity.core.error_info import describe_fault, is_storage_fault
+from pinactivity.core.error_info import describe_error, is_storage_error
 from pinactivity.core.ids import array_text, earliest_id, new_id
 from pinactivity.postgres.clock import statement_time
 from pinactivity.postgres.locks import REPLAY, advisory_lock
@@ -82,11 +82,11 @@ class ActivityRetention:
             try:
                 with advisory_lock(REPLAY, shared=True) as free:
                     outcome = self._run(run, now) if free else RunOutcome.SKIPPED
-            except Exception as fault:
+            except Exception as exc:
                 outcome = RunOutcome.FAILED
                 run.failures += 1
                 metrics.RETENTION_ERRORS.inc()
-                log.error("retention failed", **describe_fault(fault))
+                log.error("retention failed", **describe_error(exc))
             span.set_attributes(
                 {"outcome": outcome.value, "deletedCount": run.deleted_sessions + run.deleted_views}
             )
@@ -128,11 +128,11 @@ class ActivityRetention:
             claimed: list[tuple[str, str]] = []
             try:
                 _delete_batch(run, claimed, cutoff=cutoff, after=after, limit=limit)
-            except Exception as fault:
-                if is_storage_fault(fault) or (limit == 1 and not claimed):
+            except Exception as exc:
+                if is_storage_error(exc) or (limit == 1 and not claimed):
                     raise
                 metrics.RETENTION_ERRORS.inc()
-                log.warning("retention batch failed", rows=limit, **describe_fault(fault))
+                log.warning("retention batch failed", rows=limit, **describe_error(exc))
                 if limit > 1:
                     limit //= 2
                     continue

@@ -52,9 +52,9 @@ def running(argv: list[str], log: Path, **variables: str) -> Iterator[subprocess
         )
     try:
         yield process
-    except BaseException as fault:
+    except BaseException as exc:
         told = "\n".join(log.read_text().splitlines()[-_TOLD_LINES:])
-        fault.add_note(f"The end of {log}:\n{told}")
+        exc.add_note(f"The end of {log}:\n{told}")
         raise
     finally:
         # With its children: granian's worker would outlive it.

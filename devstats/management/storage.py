@@ -7,7 +7,7 @@ from django.core.management.base import CommandError
 
 from devstats.clickhouse import RowRefused, StorageUnavailable
 from devstats.writer import FactWriter
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 
 
 @contextmanager
@@ -19,13 +19,13 @@ def explained_faults() -> Iterator[None]:
     """
     try:
         yield
-    except (StorageUnavailable, RowRefused) as fault:
-        parts = describe_fault(fault.__cause__ or fault)
+    except (StorageUnavailable, RowRefused) as exc:
+        parts = describe_error(exc.__cause__ or exc)
         reason = ", ".join(f"{name} {value}" for name, value in parts.items())
         raise CommandError(
             f"ClickHouse is away or refuses ({reason}). What was written stays: run the command"
             " again."
-        ) from fault
+        ) from exc
 
 
 @contextmanager

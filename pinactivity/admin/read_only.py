@@ -54,8 +54,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
         for chosen in request.POST.getlist(ACTION_CHECKBOX_NAME):
             try:
                 self.opts.pk.to_python(chosen)
-            except ValidationError as fault:  # Django's own filter by it would fail
-                raise BadRequest from fault
+            except ValidationError as exc:  # Django's own filter by it would fail
+                raise BadRequest from exc
         return super().changelist_view(request, extra_context)
 
     def get_search_results(

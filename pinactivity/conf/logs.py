@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 
 
 def _replace_exception_text(
@@ -26,7 +26,7 @@ def _replace_exception_text(
     elif isinstance(info, BaseException):
         info = (type(info), info, info.__traceback__)
     if isinstance(info, tuple) and info[1] is not None:
-        event.update(describe_fault(info[1]))
+        event.update(describe_error(info[1]))
         frames = traceback.extract_tb(info[2])[-8:]
         event["frames"] = [f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames]
     return event

@@ -1,4 +1,4 @@
-"""What an exception is, told without its text.
+"""What an exception is, without its text.
 
 PostgreSQL's DETAIL quotes the whole row (addresses, User-Agents), and other libraries quote
 their input: only class, SQLSTATE and constraint are ever recorded (design, section 13).
@@ -10,62 +10,62 @@ STATEMENT_TIMEOUT = "57014"
 LOCK_TIMEOUT = "55P03"
 
 
-def sqlstate(fault: BaseException) -> str | None:
+def sqlstate(exc: BaseException) -> str | None:
     """Return the SQLSTATE of a database error, Django's or psycopg's, if it has one."""
     # Django wraps psycopg's error as the cause; either may be what arrives here.
-    for candidate in (fault, fault.__cause__):
+    for candidate in (exc, exc.__cause__):
         code = getattr(candidate, "sqlstate", None)
         if isinstance(code, str):
             return code
     return None
 
 
-def constraint(fault: BaseException) -> str | None:
+def constraint(exc: BaseException) -> str | None:
     """Return the name of the constraint that a database error broke, if it names one."""
-    for candidate in (fault, fault.__cause__):
+    for candidate in (exc, exc.__cause__):
         name = getattr(getattr(candidate, "diag", None), "constraint_name", None)
         if isinstance(name, str):
             return name
     return None
 
 
-def is_connection_lost(fault: BaseException) -> bool:
-    """Tell whether the database went away: SQLSTATE 08*, 57P*, or an error without any.
+def is_connection_lost(exc: BaseException) -> bool:
+    """Return whether the database went away: SQLSTATE 08*, 57P*, or an error without any.
 
     So it did for this connection when a transaction idled or lasted too long (25P03, 25P04).
     """
-    if not isinstance(fault, DatabaseError | InterfaceError):
+    if not isinstance(exc, DatabaseError | InterfaceError):
         return False
-    code = sqlstate(fault)
+    code = sqlstate(exc)
     return code is None or code.startswith(("08", "57P", "25P03", "25P04"))
 
 
-def is_storage_fault(fault: BaseException) -> bool:
-    """Tell whether PostgreSQL as a whole cannot do the work, whatever the row.
+def is_storage_error(exc: BaseException) -> bool:
+    """Return whether PostgreSQL as a whole cannot do the work, whatever the row.
 
     Lost, read-only after a failover (25*), without a table or a right (42*, 28*, 3D*, 3F*), out
     of disk or memory (53*), over a limit of its own (54*), or broken (58*, XX*).
     """
-    if is_connection_lost(fault):
+    if is_connection_lost(exc):
         return True
-    code = sqlstate(fault)
+    code = sqlstate(exc)
     return code is not None and code.startswith(
         ("25", "28", "3D", "3F", "42", "53", "54", "58", "XX")
     )
 
 
-def describe_fault(fault: BaseException) -> dict[str, str]:
+def describe_error(exc: BaseException) -> dict[str, str]:
     """Describe an exception for a log line or a row.
 
     Returns:
         {"errorClass": .., "sqlstate": .., "constraint": .., "code": ..}; absent parts are left
         out. The code is ClickHouse's number.
     """
-    parts = {"errorClass": type(fault).__qualname__}
-    if code := sqlstate(fault):
+    parts = {"errorClass": type(exc).__qualname__}
+    if code := sqlstate(exc):
         parts["sqlstate"] = code
-    if name := constraint(fault):
+    if name := constraint(exc):
         parts["constraint"] = name
-    if isinstance(number := getattr(fault, "code", None), int):
+    if isinstance(number := getattr(exc, "code", None), int):
         parts["code"] = str(number)
     return parts

@@ -88,8 +88,8 @@ def read_visits(path: Path) -> list[Visit]:
                     )
                 visits.append(visit)
             return visits
-    except (OSError, UnicodeDecodeError, csv.Error) as fault:
-        raise UnreadableVisits(f"{path}: cannot be read ({type(fault).__name__}).") from fault
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        raise UnreadableVisits(f"{path}: cannot be read ({type(exc).__name__}).") from exc
 
 
 def _parse(row: Sequence[str]) -> Visit | None:

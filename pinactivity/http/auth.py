@@ -17,7 +17,7 @@ import structlog
 from django.conf import settings
 from django.http import HttpRequest
 
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.core.errors import KeysUnavailable, Unauthorized
 from pinactivity.core.ids import parse_id
 from pinactivity.telemetry.metrics import TOKENS_REJECTED
@@ -64,8 +64,8 @@ def optional_user(request: HttpRequest) -> UUID | None:
         return None
     try:
         return required_actor(request).user_id
-    except (Unauthorized, KeysUnavailable) as fault:
-        TOKENS_REJECTED.labels(fault.reason).inc()
+    except (Unauthorized, KeysUnavailable) as exc:
+        TOKENS_REJECTED.labels(exc.reason).inc()
         return None
 
 
@@ -82,11 +82,11 @@ def _verify(token: str) -> Actor:
             options={"require": ["exp", "iss", "aud", "sub"]},
         )
         return Actor(parse_id(claims["sub"]), claims)
-    except jwt.ExpiredSignatureError as fault:
-        raise Unauthorized("expired") from fault
-    except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as fault:
+    except jwt.ExpiredSignatureError as exc:
+        raise Unauthorized("expired") from exc
+    except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as exc:
         # Beyond PyJWT's own errors: what its parsers let through of a hostile token.
-        raise Unauthorized("invalid") from fault
+        raise Unauthorized("invalid") from exc
 
 
 def _key_for(token: str) -> tuple[Any, list[str]]:
@@ -158,8 +158,8 @@ class SigningKeys:
     def _ask(self) -> None:
         try:
             keys = {key.key_id: key for key in self._client.get_signing_keys() if key.key_id}
-        except Exception as fault:  # whatever identity, or what stands before it, may answer
-            log.warning("signing keys unavailable", **describe_fault(fault))
+        except Exception as exc:  # whatever identity, or what stands before it, may answer
+            log.warning("signing keys unavailable", **describe_error(exc))
             self._asked_at = time.monotonic()
             return
         self._keys = keys

@@ -55,8 +55,8 @@ class JSONRequest(Request):
             raise UnsupportedMediaType(self.content_type)
         try:
             return strict_json.loads(document)
-        except strict_json.InvalidJSON as fault:
-            raise ParseError(str(fault)) from None
+        except strict_json.InvalidJSON as exc:
+            raise ParseError(str(exc)) from None
 
 
 class ApiView(APIView):

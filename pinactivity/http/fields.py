@@ -17,8 +17,8 @@ class IdField(serializers.UUIDField):
     def to_internal_value(self, data: Any) -> UUID:
         try:
             return parse_id(data)
-        except ValueError as fault:
-            raise serializers.ValidationError(str(fault)) from None
+        except ValueError as exc:
+            raise serializers.ValidationError(str(exc)) from None
 
 
 class UtcField(serializers.DateTimeField):
@@ -40,5 +40,5 @@ def read_id(body: object, field: str) -> UUID:
         raise ValidationFailed({field: ["This field is required."]})
     try:
         return parse_id(body[field])
-    except ValueError as fault:
-        raise ValidationFailed({field: [str(fault)]}) from None
+    except ValueError as exc:
+        raise ValidationFailed({field: [str(exc)]}) from None

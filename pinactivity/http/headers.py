@@ -37,8 +37,8 @@ def required_anonymous_id(request: Request, *, takes_beacons: bool = False) -> U
         text = request.data.get("AnonymousId")
     try:
         return parse_id(text)
-    except ValueError as fault:
-        raise AnonymousIdRequired({ANONYMOUS_ID: [str(fault)]}) from None
+    except ValueError as exc:
+        raise AnonymousIdRequired({ANONYMOUS_ID: [str(exc)]}) from None
 
 
 def optional_anonymous_id(request: Request) -> UUID | None:
@@ -52,8 +52,8 @@ def optional_anonymous_id(request: Request) -> UUID | None:
         return None
     try:
         return parse_id(text)
-    except ValueError as fault:
-        raise ValidationFailed({ANONYMOUS_ID: [str(fault)]}) from None
+    except ValueError as exc:
+        raise ValidationFailed({ANONYMOUS_ID: [str(exc)]}) from None
 
 
 def user_agent(request: Request) -> str:

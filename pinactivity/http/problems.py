@@ -11,7 +11,7 @@ from django.db import Error
 from django.http import Http404, HttpRequest, HttpResponse
 from rest_framework import exceptions
 
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.core.errors import (
     PayloadTooLarge,
     RateLimited,
@@ -116,7 +116,7 @@ def answer_exception(  # noqa: C901, PLR0911, PLR0912 - a table of answers
         case Error():
             # Every fault that reaches here is PostgreSQL's or the way to it: constraint
             # violations that mean something are translated where they are understood.
-            log.error("storage fault", **describe_fault(fault))
+            log.error("storage fault", **describe_error(fault))
             return answer("USER_ACTIVITY_STORAGE_UNAVAILABLE")
         case _:
             raise fault

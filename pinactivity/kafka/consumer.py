@@ -24,7 +24,7 @@ from kafka.errors import KafkaError
 from opentelemetry.context import Context
 
 from pinactivity import meanwhile
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.core.ids import parse_id
 from pinactivity.core.times import parse_time
 from pinactivity.kafka.batch import Batch, BatchLimits
@@ -323,8 +323,8 @@ class Consumer:
             while not stop():
                 try:
                     self.run_once()
-                except (KafkaError, OSError, SinkUnavailable) as fault:
-                    self._wait_out(fault, stop)
+                except (KafkaError, OSError, SinkUnavailable) as exc:
+                    self._wait_out(exc, stop)
             if self._retry_at is None and not self._batch.is_empty:
                 self._flush()
         finally:
@@ -381,8 +381,8 @@ class Consumer:
         if self._handler is None:
             try:
                 self._handler = self.spec.handler()
-            except Exception as fault:  # its client may connect at once, and to nobody
-                raise SinkUnavailable from fault
+            except Exception as exc:  # its client may connect at once, and to nobody
+                raise SinkUnavailable from exc
         if self._source is None:
             self._source = self._open_source()
         return self._source
@@ -435,10 +435,10 @@ class Consumer:
                     taken.row = self._made_handler.decode(record)
             else:
                 taken.row = self._made_handler.decode(record)
-        except Poison as fault:
-            taken.condemn(fault.reason)
-        except Exception as fault:  # a message must not end the loop, whatever it trips over
-            log.error("failed", group=self.spec.group, **describe_fault(fault), exc_info=fault)
+        except Poison as exc:
+            taken.condemn(exc.reason)
+        except Exception as exc:  # a message must not end the loop, whatever it trips over
+            log.error("failed", group=self.spec.group, **describe_error(exc), exc_info=exc)
             taken.condemn("handler-error")
         else:
             if taken.row is None:
@@ -487,9 +487,9 @@ class Consumer:
             self._join_ahead()
             self._retry_at = self._clock()
             return 0
-        except Exception as fault:  # sink, dead letters or broker: wait, whatever it is
+        except Exception as exc:  # sink, dead letters or broker: wait, whatever it is
             self._join_ahead()
-            self._wait(fault)
+            self._wait(exc)
             return 0
         finally:
             self._progress_at = self._clock()
@@ -516,8 +516,8 @@ class Consumer:
         try:
             if not self._opened_source.is_rebalance_due():
                 self._read(self._ahead, seconds=0)
-        except Exception as fault:
-            self._fault_ahead = fault
+        except Exception as exc:
+            self._fault_ahead = exc
 
     def _join_ahead(self) -> None:
         """Make one batch of what waits and what was read behind it.
@@ -569,8 +569,8 @@ class Consumer:
         try:
             with self._correlated(unit):
                 self._made_handler.flush([taken.entry for taken in unit])
-        except Poison as fault:
-            return fault.reason
+        except Poison as exc:
+            return exc.reason
         except DataError:
             return "row-refused"
         for taken in unit:
@@ -808,4 +808,4 @@ def _describe(fault: Exception) -> dict[str, str]:
     if isinstance(fault, DeadLettersRefused):
         return {"errorClass": type(fault).__qualname__, "code": fault.code}
     expected = isinstance(fault, SlowDown | CommitRefused)
-    return describe_fault(fault.__cause__ if expected and fault.__cause__ else fault)
+    return describe_error(fault.__cause__ if expected and fault.__cause__ else fault)

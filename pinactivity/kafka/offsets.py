@@ -79,8 +79,8 @@ def _alter(
             group,
             {part: OffsetAndMetadata(offset, "", -1) for part, offset in places.items()},
         )
-    except KafkaError as fault:
-        return type(fault)
+    except KafkaError as exc:
+        return type(exc)
     return next((fault for fault in answer.values() if fault is not NoError), None)
 
 

@@ -101,8 +101,8 @@ class KafkaPublisher:
         deadline = time.monotonic() + self._timeout
         try:
             producer = self._connect(self._timeout)
-        except (KafkaError, OSError) as fault:
-            return [_describe(fault)] * len(messages)
+        except (KafkaError, OSError) as exc:
+            return [_describe(exc)] * len(messages)
         self._partitioner.expect(message.key for message in messages)
         futures: list[Any] = []
         unsendable: dict[str, DeliveryFault] = {}
@@ -119,12 +119,12 @@ class KafkaPublisher:
                         headers=list(message.headers),
                     )
                 )
-            except (KafkaError, TypeError, ValueError) as fault:
-                futures.append(_describe(fault))
-                if not isinstance(fault, _MESSAGE_FAULTS):
+            except (KafkaError, TypeError, ValueError) as exc:
+                futures.append(_describe(exc))
+                if not isinstance(exc, _MESSAGE_FAULTS):
                     # The topic is not there, or the broker: asking for each of its messages
                     # would wait as often. Other topics go on.
-                    unsendable[message.topic] = _describe(fault)
+                    unsendable[message.topic] = _describe(exc)
         # What waits for more goes out at once. Its end proves nothing: each future is asked.
         with suppress(KafkaError):
             producer.flush(max(deadline - time.monotonic(), 0.001))

@@ -186,8 +186,8 @@ class KafkaSource:
                 },
                 timeout_ms=self._commit_timeout_ms,
             )
-        except (KafkaError, OSError) as fault:
-            raise CommitRefused from fault
+        except (KafkaError, OSError) as exc:
+            raise CommitRefused from exc
 
     def pause(self) -> None:
         """See `Source`. A rebalance forgets pauses, so the loop says it before every poll."""

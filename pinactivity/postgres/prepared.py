@@ -63,8 +63,8 @@ class PreparedStatement:
                 if not is_prepared:
                     self._prepare(database)
                 return self._fetch_prepared(database, parameters)
-            except psycopg.Error as fault:
-                if fault.sqlstate not in _NOT_PREPARED:
+            except psycopg.Error as exc:
+                if exc.sqlstate not in _NOT_PREPARED:
                     raise
                 self._is_prepared[database] = False
                 return self._fetch_by_cursor(parameters)

@@ -123,8 +123,8 @@ def open_span(name: str, **options: Any) -> Iterator[trace.Span]:
     ) as span:
         try:
             yield span
-        except Exception as fault:
-            span.set_attribute("error.type", type(fault).__qualname__)
+        except Exception as exc:
+            span.set_attribute("error.type", type(exc).__qualname__)
             span.set_status(trace.StatusCode.ERROR)
             raise
 

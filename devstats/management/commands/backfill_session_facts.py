@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from devstats.backfill import backfill_sessions
 from devstats.management.storage import opened_writer
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.http.periods import parse_moment
 from sessions.selectors import ended_session_chunks, ended_sessions
 
@@ -41,9 +41,9 @@ class Command(BaseCommand):
                     backfill_sessions(writer, chunk)
                     added += len(chunk)
                     bar.update(len(chunk))
-        except Error as fault:
+        except Error as exc:
             raise CommandError(
-                f"PostgreSQL is away or busy ({describe_fault(fault)['errorClass']}). What was"
+                f"PostgreSQL is away or busy ({describe_error(exc)['errorClass']}). What was"
                 " written stays: run the command again."
-            ) from fault
+            ) from exc
         self.stdout.write(f"{added} sessions added")

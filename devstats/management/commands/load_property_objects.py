@@ -39,10 +39,10 @@ class Command(BaseCommand):
         now = datetime.now(UTC)
         try:
             objects = read_objects(file, now=now)
-        except UnreadableObjects as fault:
-            raise CommandError(f"{file}: {fault}") from fault
-        except OSError as fault:
-            raise CommandError(f"{file} cannot be read: {type(fault).__name__}") from fault
+        except UnreadableObjects as exc:
+            raise CommandError(f"{file}: {exc}") from exc
+        except OSError as exc:
+            raise CommandError(f"{file} cannot be read: {type(exc).__name__}") from exc
         with (
             opened_writer() as writer,
             tqdm(total=len(objects), desc="load", unit=" objects", disable=None) as bar,
@@ -64,8 +64,8 @@ def read_objects(path: Path, *, now: datetime) -> list[PropertyObject]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(_read(csv.DictReader(file, strict=True), now))
-    except (UnicodeDecodeError, csv.Error) as fault:
-        raise UnreadableObjects("is not CSV in UTF-8") from fault
+    except (UnicodeDecodeError, csv.Error) as exc:
+        raise UnreadableObjects("is not CSV in UTF-8") from exc
 
 
 def _read(rows: "csv.DictReader[str]", now: datetime) -> Iterator[PropertyObject]:
@@ -87,8 +87,8 @@ def _read(rows: "csv.DictReader[str]", now: datetime) -> Iterator[PropertyObject
                 brand_id=parse_id(row["BrandId"]) if row.get("BrandId") else None,
                 updated_at=_past(row["UpdatedAt"], now) if row.get("UpdatedAt") else now,
             )
-        except ValueError as fault:
-            raise UnreadableObjects(f"line {rows.line_num}: {fault}") from fault
+        except ValueError as exc:
+            raise UnreadableObjects(f"line {rows.line_num}: {exc}") from exc
         moment = version.property_object_id, version.updated_at
         if moment not in read:
             read[moment] = version

@@ -28,6 +28,6 @@ class Command(BaseCommand):
                 for migration in migrate(client, cluster=settings.DEV_STATS.cluster):
                     applied += 1
                     self.stdout.write(f"applied {migration.name}")
-            except MigrationsDiffer as fault:
-                raise CommandError(str(fault)) from fault
+            except MigrationsDiffer as exc:
+                raise CommandError(str(exc)) from exc
         self.stdout.write(f"{applied} migrations applied")

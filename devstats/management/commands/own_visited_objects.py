@@ -36,8 +36,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, file: Path, reader: str | None, **options: Any) -> None:
         try:
             visits = read_visits(file)
-        except UnreadableVisits as fault:
-            raise CommandError(str(fault)) from fault
+        except UnreadableVisits as exc:
+            raise CommandError(str(exc)) from exc
         objects = [
             PropertyObject(property_object_id(page), developer_id(owner), None, _ALWAYS)
             for page in sorted({visit.page for visit in visits if visit.page is not None})

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from devstats.ledger import Count, Ledger, draw_up
 from devstats.management.storage import opened_writer
 from devstats.writer import FactWriter
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.core.times import iso_utc
 from pinactivity.http.periods import parse_moment
 
@@ -164,19 +164,19 @@ def _explained_faults() -> Iterator[None]:
     """Tell which store does not answer, each by an exit code that is not that of a loss."""
     try:
         yield
-    except CommandError as fault:  # ClickHouse's, as `opened_writer` tells it
-        raise CommandError(str(fault), returncode=_NO_ANSWER) from fault
-    except Error as fault:
+    except CommandError as exc:  # ClickHouse's, as `opened_writer` tells it
+        raise CommandError(str(exc), returncode=_NO_ANSWER) from exc
+    except Error as exc:
         raise CommandError(
-            f"PostgreSQL is away or busy ({describe_fault(fault)['errorClass']}).",
+            f"PostgreSQL is away or busy ({describe_error(exc)['errorClass']}).",
             returncode=_NO_ANSWER,
-        ) from fault
-    except sqlite3.Error as fault:
+        ) from exc
+    except sqlite3.Error as exc:
         raise CommandError(
             "The file of the offsets cannot be written: make room, or set TMPDIR.",
             returncode=_NO_ANSWER,
-        ) from fault
-    except (KafkaError, OSError) as fault:
+        ) from exc
+    except (KafkaError, OSError) as exc:
         raise CommandError(
-            f"Kafka does not answer: {type(fault).__name__}.", returncode=_NO_ANSWER
-        ) from fault
+            f"Kafka does not answer: {type(exc).__name__}.", returncode=_NO_ANSWER
+        ) from exc

@@ -17,7 +17,7 @@ from kafka.errors import KafkaError
 from tqdm import tqdm
 
 from pinactivity.conf.checks import enforce
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.kafka.consumer import (
     Consumer,
     ConsumerSpec,
@@ -89,8 +89,8 @@ class Command(BaseCommand):
                 for replay in replays:
                     threading.Thread(target=follow, args=[replay, stop], daemon=True).start()
                 faults = _run(consumers.values(), stop)
-        except OSError as fault:
-            raise CommandError(f"Port {settings.METRICS_PORT} is not free.") from fault
+        except OSError as exc:
+            raise CommandError(f"Port {settings.METRICS_PORT} is not free.") from exc
         if faults:
             raise CommandError("\n".join(faults))
 
@@ -103,10 +103,10 @@ class Command(BaseCommand):
                 since=since,
             )
             replay = Replay(spec.group, moved, _find_ends(moved))
-        except GroupBusy as fault:
-            raise CommandError(str(fault)) from fault
-        except (KafkaError, OSError) as fault:
-            raise CommandError(f"Kafka refused: {type(fault).__name__}") from fault
+        except GroupBusy as exc:
+            raise CommandError(str(exc)) from exc
+        except (KafkaError, OSError) as exc:
+            raise CommandError(f"Kafka refused: {type(exc).__name__}") from exc
         self.stdout.write(f"{spec.name}: {len(moved)} partitions are read again")
         return replay
 
@@ -198,12 +198,12 @@ def _run(consumers: Iterable[Consumer], stop: threading.Event) -> list[str]:
         name = consumer.spec.name
         try:
             consumer.run(stop.is_set)
-        except PoisonLimitReached as fault:
+        except PoisonLimitReached as exc:
             log.error("stopped", consumer=name, reason="poison limit")
-            faults.append(str(fault))
-        except Exception as fault:  # the others must be told to stop, whatever it was
-            log.error("stopped", consumer=name, exc_info=fault)
-            faults.append(f"{name} failed: {describe_fault(fault)['errorClass']}")
+            faults.append(str(exc))
+        except Exception as exc:  # the others must be told to stop, whatever it was
+            log.error("stopped", consumer=name, exc_info=exc)
+            faults.append(f"{name} failed: {describe_error(exc)['errorClass']}")
         finally:
             stop.set()
 

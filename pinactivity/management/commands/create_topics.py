@@ -23,8 +23,8 @@ class Command(BaseCommand):
                 replication=settings.KAFKA_TOPIC_REPLICATION,
                 retention=settings.KAFKA_TOPIC_RETENTION,
             )
-        except (KafkaError, OSError) as fault:
-            raise CommandError(f"Kafka refused: {type(fault).__name__}") from fault
+        except (KafkaError, OSError) as exc:
+            raise CommandError(f"Kafka refused: {type(exc).__name__}") from exc
         for name in created:
             self.stdout.write(f"created {name}")
         self.stdout.write(f"{len(created)} created, {len(wanted) - len(created)} existed")

@@ -47,8 +47,8 @@ class Command(BaseCommand):
                     self._show(office, options["topic"], options["partition"], options["offset"])
                 case "redrive":
                     self._redrive(office, options["topic"], options["reason"], options["limit"])
-        except (KafkaError, OSError) as fault:
-            raise CommandError(f"Kafka does not answer: {type(fault).__name__}") from fault
+        except (KafkaError, OSError) as exc:
+            raise CommandError(f"Kafka does not answer: {type(exc).__name__}") from exc
 
     def _list(self, office: DeadLetterOffice) -> None:
         topics = dead_letter_topics(registered_consumers().values())
@@ -78,8 +78,8 @@ class Command(BaseCommand):
                 done = office.redrive(
                     topic, publisher=publisher, reason=reason, limit=limit, stop=stop.is_set
                 )
-        except RedriveFailed as fault:
-            raise CommandError(str(fault)) from fault
+        except RedriveFailed as exc:
+            raise CommandError(str(exc)) from exc
         finally:
             publisher.close()
         self.stdout.write(f"{done.published} published again, {done.remaining} remain")

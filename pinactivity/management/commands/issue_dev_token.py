@@ -45,8 +45,8 @@ class Command(BaseCommand):
             claims: dict[str, Any] = {"sub": str(parse_id(user_id))}
             if developer_id is not None:
                 claims["developer_id"] = str(parse_id(developer_id))
-        except ValueError as fault:
-            raise CommandError(f"An id is not valid: {fault}") from None
+        except ValueError as exc:
+            raise CommandError(f"An id is not valid: {exc}") from None
         now = datetime.now(UTC)
         claims |= {
             "iss": settings.JWT_ISSUER,

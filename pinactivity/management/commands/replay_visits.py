@@ -55,20 +55,20 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             visits = read_visits(options["file"])
-        except UnreadableVisits as fault:
-            raise CommandError(str(fault)) from fault
+        except UnreadableVisits as exc:
+            raise CommandError(str(exc)) from exc
         if not visits:
             raise CommandError(f"{options['file']}: there are no visits.")
         try:
             with advisory_lock(REPLAY, wait=True):
                 self._replay(visits, **options)
-        except OperationalError as fault:
+        except OperationalError as exc:
             raise CommandError(
                 "PostgreSQL is away, or another replay or a run of the closer is under way:"
                 " try again."
-            ) from fault
-        except ReplayFailed as fault:
-            raise CommandError(f"{fault} The log has the reason.") from fault
+            ) from exc
+        except ReplayFailed as exc:
+            raise CommandError(f"{exc} The log has the reason.") from exc
 
     def _replay(
         self,

@@ -41,8 +41,8 @@ class Command(BaseCommand):
             counts_by_topic = count_messages(
                 TOPICS, bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS
             )
-        except (KafkaError, OSError) as fault:
-            raise CommandError(f"Kafka does not answer: {type(fault).__name__}") from fault
+        except (KafkaError, OSError) as exc:
+            raise CommandError(f"Kafka does not answer: {type(exc).__name__}") from exc
         for topic, messages in counts_by_topic.items():
             self._line(topic, f"{messages} messages")
 

@@ -23,8 +23,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, topic: str, key: str | None, limit: int, **options: Any) -> None:
         try:
             self._print(topic, key, limit)
-        except (KafkaError, OSError) as fault:
-            raise CommandError(f"Kafka does not answer: {type(fault).__name__}") from fault
+        except (KafkaError, OSError) as exc:
+            raise CommandError(f"Kafka does not answer: {type(exc).__name__}") from exc
 
     def _print(self, topic: str, key: str | None, limit: int) -> None:
         consumer = KafkaConsumer(

@@ -126,8 +126,8 @@ def test_four_at_once_come_to_the_same_tables(client: Client) -> None:
         barrier.wait(20)
         try:
             list(migrate(mine, cluster=""))
-        except Exception as fault:
-            faults.append(fault)
+        except Exception as exc:
+            faults.append(exc)
         mine.close()
 
     threads = [threading.Thread(target=work) for _ in range(4)]

@@ -185,8 +185,8 @@ def reconcile(books: Books, *options: str) -> tuple[int, str]:
     bounds = ["--from", iso_utc(books.hour), "--to", iso_utc(books.hour + HOUR)]
     try:
         call_command("reconcile", *bounds, *options, stdout=output)
-    except CommandError as fault:
-        return fault.returncode, f"{output.getvalue()}{fault}"
+    except CommandError as exc:
+        return exc.returncode, f"{output.getvalue()}{exc}"
     return 0, output.getvalue()
 
 

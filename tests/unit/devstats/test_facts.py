@@ -426,8 +426,8 @@ def verdict(decode: Callable[[Record], Any], value: bytes) -> Any:
     """What a reading makes of a value: a row, or the reason against it."""
     try:
         return decode(record(TOPIC, value, message_id=UUID(ID), created_at=CREATED_AT))
-    except Poison as fault:
-        return fault.reason
+    except Poison as exc:
+        return exc.reason
 
 
 @settings(deadline=None, max_examples=1000)

@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connection
 from tqdm import tqdm
 
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from views.stats import Comparison, RebuildResult, rebuild_stats
 
 _DRIFT = 3
@@ -52,11 +52,11 @@ class Command(BaseCommand):
     def handle(self, *args: Any, dry_run: bool, **options: Any) -> None:
         try:
             result = _rebuild(repair=not dry_run)
-        except Error as fault:
+        except Error as exc:
             raise CommandError(
-                f"PostgreSQL is away or busy ({describe_fault(fault)['errorClass']}). What was"
+                f"PostgreSQL is away or busy ({describe_error(exc)['errorClass']}). What was"
                 " rewritten stays: run the command again."
-            ) from fault
+            ) from exc
         self._report(result)
         if not dry_run:
             self.stdout.write(f"{result.rewritten} objects rewritten")

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from structlog.testing import capture_logs
 
 from pinactivity.conf.logs import configure
-from pinactivity.core.error_info import describe_fault
+from pinactivity.core.error_info import describe_error
 from pinactivity.core.ids import new_id
 from pinactivity.postgres.clock import statement_time
 from pinactivity.telemetry.tracing import correlate
@@ -226,13 +226,13 @@ def test_fault_of_the_database_is_described_by_class_code_and_constraint(
         "sqlstate": "23514",
         "constraint": "chk_sessions_status_fields",
     }
-    assert describe_fault(violation) == described
+    assert describe_error(violation) == described
     assert violation.__cause__ is not None
-    assert describe_fault(violation.__cause__) == described | {"errorClass": "CheckViolation"}
+    assert describe_error(violation.__cause__) == described | {"errorClass": "CheckViolation"}
 
 
 def test_other_faults_are_described_by_their_class() -> None:
-    assert describe_fault(ValueError(ADDRESS)) == {"errorClass": "ValueError"}
+    assert describe_error(ValueError(ADDRESS)) == {"errorClass": "ValueError"}
 
 
 def test_text_of_an_exception_reaches_no_span(db: None, spans: InMemorySpanExporter) -> None:
