@@ -5,11 +5,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any, Self, TypeVar
+from uuid import UUID
 
 import psycopg
+import pytest
 from django.db import connection, connections
 
 T = TypeVar("T")
+
+COMMITTED = pytest.mark.django_db(transaction=True)
+"""For tests that need a second connection, or that lose the first."""
 
 
 def run_together(calls: Sequence[Callable[[], T]]) -> list[T]:
@@ -73,3 +78,16 @@ def beside() -> Iterator["psycopg.Connection[Any]"]:
         )
     ) as other:
         yield other
+
+
+@contextmanager
+def locked(statement: str, *parameters: UUID) -> Iterator[None]:
+    """Hold what a statement locks in a transaction of another connection."""
+    holder = connection.copy()
+    try:
+        holder.set_autocommit(False)
+        with holder.cursor() as cursor:
+            cursor.execute(statement, parameters)
+        yield
+    finally:
+        holder.close()

@@ -7,10 +7,14 @@ from typing import Any
 from uuid import UUID
 
 import jwt
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from django.conf import settings
 
 SECRET = "for-tests-only-0123456789-abcdefghijklmnopqrstuvwxyz"
 """The development secret of tests that need no key pair."""
+
+PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
 
 def claims(user_id: UUID | str, **changes: Any) -> dict[str, Any]:
@@ -41,3 +45,12 @@ def segment(document: object) -> str:
     if not isinstance(document, bytes):
         document = json.dumps(document).encode()
     return base64.urlsafe_b64encode(document).rstrip(b"=").decode()
+
+
+def pem(key: PrivateKey) -> str:
+    """Write the public half of a key as identity's operators do."""
+    return (
+        key.public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        .decode()
+    )

@@ -47,14 +47,12 @@ from pinactivity.kafka.topics import (
 )
 from pinactivity.postgres.clock import statement_time
 from sessions.models import ActivityCloserRun, Session
+from tests.api import HEARTBEAT, LINK, OPEN, START, view_heartbeat
 from tests.dev_stats import SESSIONS, VIEWS, count_rows, rows_of
 from tests.dev_stats import TABLES as FACTS_TABLES
-from tests.integration.pinactivity.http.test_api import BEAT, OPEN, START, view_beat
-from tests.integration.pinactivity.http.test_auth import pem
-from tests.integration.pinactivity.http.test_cross_origin import LINK
 from tests.kafka import TopicReader, skip_to_end
 from tests.processes import BIN, CELERY, MANAGE, running, wait_until, worker
-from tests.tokens import bearer, claims
+from tests.tokens import bearer, claims, pem
 from views.models import PropertyObjectViewStatsSeen
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
@@ -235,11 +233,11 @@ class Device:
         status, started = self.send("POST", START)
         assert status == 201, started
         body = {"SessionId": started["SessionId"]}
-        assert self.send("POST", BEAT, body)[1]["Restarted"] is False
+        assert self.send("POST", HEARTBEAT, body)[1]["Restarted"] is False
         body |= {"PropertyObjectId": str(new_id()), "ViewSource": "Map", "FilterSnapshot": {"A": 1}}
         _, opened = self.send("POST", OPEN, body)
         view_id = UUID(opened["PropertyObjectViewId"])
-        assert self.send("PUT", view_beat(view_id)) == (200, {"Accepted": True})
+        assert self.send("PUT", view_heartbeat(view_id)) == (200, {"Accepted": True})
         return UUID(started["SessionId"]), view_id
 
 
@@ -398,9 +396,9 @@ def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
         assert user.send("POST", LINK, **token(new_id()))[1]["Outcome"] == "Linked"
         assert user.send("POST", LINK, **token(new_id()))[1]["Outcome"] == "Switched"
         assert user.send("POST", LINK, Authorization="Bearer x.y.z")[0] == 401
-        assert user.send("POST", BEAT, b'{"SessionId": ')[0] == 400
+        assert user.send("POST", HEARTBEAT, b'{"SessionId": ')[0] == 400
         assert user.send("POST", f"/api/{new_id()}")[0] == 404
-        beats = [guest.send("POST", BEAT, {"SessionId": str(new_id())})[0] for _ in range(4)]
+        beats = [guest.send("POST", HEARTBEAT, {"SessionId": str(new_id())})[0] for _ in range(4)]
         assert beats[-1] == 429
 
         # A sign-in that PostgreSQL refuses at first; two messages that nobody can read.

@@ -27,8 +27,8 @@ from django.conf import settings
 from embedded.postgres import Postgres
 from embedded.stack import find_free_port, private_server
 from pinactivity.core.ids import new_id
+from tests.api import HEARTBEAT, OPEN, START, view_heartbeat
 from tests.conftest import USER_AGENT
-from tests.integration.pinactivity.http.test_api import BEAT, OPEN, START, view_beat
 from tests.processes import BIN, environment, running, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,7 +67,7 @@ class Browser:
         return self._send("POST", START)
 
     def beat(self) -> Answer:
-        return self._send("POST", BEAT, {"SessionId": self.session_id})
+        return self._send("POST", HEARTBEAT, {"SessionId": self.session_id})
 
     def open(self) -> Answer:
         body = {
@@ -78,7 +78,7 @@ class Browser:
         return self._send("POST", OPEN, body)
 
     def beat_view(self) -> Answer:
-        return self._send("PUT", view_beat(self.view_id))
+        return self._send("PUT", view_heartbeat(self.view_id))
 
     def get(self, path: str) -> int:
         return self._send("GET", path).status

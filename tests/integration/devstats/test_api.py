@@ -37,9 +37,9 @@ from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, SESSION_ENDED
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
+from tests.api import assert_invalid, problem
 from tests.dev_stats import lossy_clickhouse, merge, stop_merges
 from tests.factories import make_session, make_view
-from tests.integration.pinactivity.http.test_api import assert_invalid, problem
 from tests.tokens import SECRET, bearer, development_token
 from views.models import PropertyObjectView
 

@@ -12,29 +12,26 @@ from prometheus_client import REGISTRY
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
 from sessions.models import Session
-from tests.concurrency import run_together
-from tests.conftest import USER_AGENT
-from tests.factories import MINUTE, make_session, make_view, silent_session
-from tests.integration.pinactivity.http.test_api import (
+from tests.api import (
     ANONYMOUS_ID_REQUIRED,
-    API,
-    BAD_IDS,
-    BEAT,
-    COMMITTED,
+    HEARTBEAT,
+    LINK,
     OPEN,
     START,
     assert_invalid,
     assert_unavailable,
-    locked,
-    postgres_away,
     problem,
 )
+from tests.bad_input import BAD_IDS
+from tests.concurrency import COMMITTED, locked, run_together
+from tests.conftest import USER_AGENT
+from tests.factories import MINUTE, make_session, make_view, silent_session
+from tests.outages import postgres_away
 from tests.tokens import SECRET, bearer, development_token
 from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db
 
-LINK = f"{API}/sessions/link"
 A, B = UUID(int=0xA), UUID(int=0xB)
 LINKED = "pin.user-activity.session-linked.v1"
 
@@ -243,7 +240,7 @@ def call(name: str, token: str | None, anonymous_id: UUID | None = None) -> Any:
         headers |= bearer(token)
     path, body = {
         "start": (START, None),
-        "beat": (BEAT, {"SessionId": str(new_id())}),
+        "beat": (HEARTBEAT, {"SessionId": str(new_id())}),
         "open": (
             OPEN,
             {

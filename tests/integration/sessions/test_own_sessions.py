@@ -17,23 +17,15 @@ from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import link_session
+from tests.api import API, HEARTBEAT, NIL, OWN_SESSIONS, assert_invalid, assert_unavailable, problem
+from tests.concurrency import COMMITTED
 from tests.conftest import USER_AGENT
 from tests.factories import MINUTE, make_session, silent_session
-from tests.integration.pinactivity.http.test_api import (
-    API,
-    BEAT,
-    COMMITTED,
-    NIL,
-    assert_invalid,
-    assert_unavailable,
-    postgres_away,
-    problem,
-)
+from tests.outages import postgres_away
 from tests.tokens import SECRET, bearer, development_token
 
 pytestmark = pytest.mark.django_db
 
-ME = f"{API}/me/sessions"
 A, B = UUID(int=0xA), UUID(int=0xB)
 
 
@@ -43,7 +35,7 @@ def _development_secret(settings: Any) -> None:
 
 
 def get(user_id: UUID = A, **query: Any) -> Any:
-    return Client().get(ME, query, headers=bearer(development_token(user_id)))
+    return Client().get(OWN_SESSIONS, query, headers=bearer(development_token(user_id)))
 
 
 def page(**query: Any) -> tuple[list[str], str | None]:
@@ -187,7 +179,7 @@ def test_call_without_a_valid_token_is_unauthorized_whatever_it_asks(
     headers: dict[str, str], count_statements: Callable[[], Any]
 ) -> None:
     with count_statements() as statements:
-        response = Client().get(ME, {"Limit": "x", "Cursor": "x"}, headers=headers)
+        response = Client().get(OWN_SESSIONS, {"Limit": "x", "Cursor": "x"}, headers=headers)
     assert (response.status_code, problem(response)["code"]) == (401, "UNAUTHORIZED")
     assert len(statements) == 0
 
@@ -340,11 +332,11 @@ def test_cursor_at_the_end_of_time_is_served(moment: str) -> None:
 
 def test_broken_query_strings_never_make_the_service_fail() -> None:
     for query in ("Cursor=%ff", "Cursor", "Limit=%00", "&&=&", "Cursor=a&Cursor=b", "Limit[]=1"):
-        response = Client().get(f"{ME}?{query}", headers=bearer(development_token(A)))
+        response = Client().get(f"{OWN_SESSIONS}?{query}", headers=bearer(development_token(A)))
         assert response.status_code in {200, 400}
 
 
-LISTS = [ME, f"{API}/me/property-object-views"]
+LISTS = [OWN_SESSIONS, f"{API}/me/property-object-views"]
 
 
 @pytest.mark.parametrize("path", LISTS)
@@ -433,7 +425,7 @@ def index_scans(node: dict[str, Any]) -> list[str]:
 def test_beat_shows_in_the_list() -> None:
     session = silent_session(minutes=3, user_id=A)
     Client().post(
-        BEAT,
+        HEARTBEAT,
         {"SessionId": str(session.id)},
         content_type="application/json",
         headers={"User-Agent": USER_AGENT, "X-Anonymous-Id": str(session.anonymous_id)},

@@ -19,13 +19,9 @@ from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import link_session, start_session
+from tests.api import OWN_VIEWS, assert_invalid, problem
+from tests.concurrency import COMMITTED
 from tests.factories import DEVICE, MINUTE, make_session, make_view, silent_session
-from tests.integration.pinactivity.http.test_api import (
-    API,
-    COMMITTED,
-    assert_invalid,
-    problem,
-)
 from tests.integration.sessions.test_own_sessions import BAD_CURSORS, BAD_LIMITS, index_scans
 from tests.tokens import SECRET, bearer, development_token
 from views.events import PropertyObjectViewEnded
@@ -33,7 +29,6 @@ from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db
 
-ME = f"{API}/me/property-object-views"
 A, B = UUID(int=0xA), UUID(int=0xB)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -44,7 +39,7 @@ def _development_secret(settings: Any) -> None:
 
 
 def get(user_id: UUID = A, **query: Any) -> Any:
-    return Client().get(ME, query, headers=bearer(development_token(user_id)))
+    return Client().get(OWN_VIEWS, query, headers=bearer(development_token(user_id)))
 
 
 def items(user_id: UUID = A, **query: Any) -> list[dict[str, Any]]:
@@ -194,7 +189,7 @@ def test_call_without_a_valid_token_is_unauthorized_whatever_it_asks(
     headers: dict[str, str], count_statements: Callable[[], Any]
 ) -> None:
     with count_statements() as statements:
-        response = Client().get(ME, {"Limit": "x", "From": "x"}, headers=headers)
+        response = Client().get(OWN_VIEWS, {"Limit": "x", "From": "x"}, headers=headers)
     assert (response.status_code, problem(response)["code"]) == (401, "UNAUTHORIZED")
     assert len(statements) == 0
 

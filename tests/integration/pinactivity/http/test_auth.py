@@ -17,7 +17,6 @@ from uuid import UUID
 
 import jwt
 import pytest
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
@@ -27,25 +26,14 @@ from prometheus_client import REGISTRY
 from pinactivity.core.ids import new_id
 from pinactivity.http import auth
 from sessions.models import Session
+from tests.api import LINK, MARKER, NIL, OWN_SESSIONS, START, assert_unavailable, problem
 from tests.concurrency import run_together
 from tests.factories import make_session
-from tests.integration.pinactivity.http.test_api import (
-    API,
-    MARKER,
-    NIL,
-    START,
-    assert_unavailable,
-    problem,
-)
-from tests.tokens import SECRET, bearer, claims, development_token, segment
+from tests.tokens import SECRET, PrivateKey, bearer, claims, development_token, pem, segment
 
 pytestmark = pytest.mark.django_db
 
-LINK = f"{API}/sessions/link"
-ME = f"{API}/me/sessions"
 USER = UUID("0190a0b0-0000-7000-8000-00000000000a")
-
-PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 
 
 @pytest.fixture(scope="session")
@@ -61,15 +49,6 @@ def other_rsa_key() -> rsa.RSAPrivateKey:
 @pytest.fixture(scope="session")
 def ec_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
-
-
-def pem(key: PrivateKey) -> str:
-    """Write the public half of a key as identity's operators do."""
-    return (
-        key.public_key()
-        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        .decode()
-    )
 
 
 def jwk(key: PrivateKey, kid: str, **changes: Any) -> dict[str, Any]:
@@ -172,7 +151,7 @@ def secret(settings: Any) -> None:
 
 
 def own_sessions(api: Client, token: str) -> Any:
-    return api.get(ME, headers=bearer(token))
+    return api.get(OWN_SESSIONS, headers=bearer(token))
 
 
 def link(api: Client, token: str | None) -> Any:
@@ -668,14 +647,14 @@ def test_scheme_is_read_in_any_case_and_with_blanks_around(
     api: Client, secret: None, spelling: str
 ) -> None:
     header = spelling.format(development_token(USER))
-    assert api.get(ME, headers={"Authorization": header}).status_code == 200
+    assert api.get(OWN_SESSIONS, headers={"Authorization": header}).status_code == 200
 
 
 @pytest.mark.parametrize("header", [None, "", " ", "Bearer", "Bearer ", "Bearer   "])
 def test_call_without_a_token_is_told_to_bring_one(
     api: Client, secret: None, header: str | None
 ) -> None:
-    response = api.get(ME, headers={} if header is None else {"Authorization": header})
+    response = api.get(OWN_SESSIONS, headers={} if header is None else {"Authorization": header})
     assert (response.status_code, problem(response)["code"]) == (401, "UNAUTHORIZED")
     assert response.headers["WWW-Authenticate"] == 'Bearer realm="pinactivity"'
 
@@ -683,7 +662,7 @@ def test_call_without_a_token_is_told_to_bring_one(
 @pytest.mark.parametrize("spelling", ["Basic {}", "Token {}", "{}", "Bearer{}", "Bearer:{}"])
 def test_other_scheme_is_unauthorized(api: Client, secret: None, spelling: str) -> None:
     header = spelling.format(development_token(USER))
-    assert api.get(ME, headers={"Authorization": header}).status_code == 401
+    assert api.get(OWN_SESSIONS, headers={"Authorization": header}).status_code == 401
 
 
 def strange_tokens() -> dict[str, str]:

@@ -11,36 +11,36 @@ from django.test import Client
 from pinactivity.core.ids import new_id
 from pinactivity.http.options import RateLimitOptions
 from sessions.models import Session
-from tests.conftest import USER_AGENT
-from tests.factories import MINUTE, make_session, make_view
-from tests.integration.pinactivity.http.test_api import (
+from tests.api import (
     ANONYMOUS_ID_REQUIRED,
     API,
-    BAD_IDS,
-    BAD_JSON,
-    BEAT,
-    COMMITTED,
+    HEARTBEAT,
+    LINK,
     OPEN,
+    OWN_SESSIONS,
     START,
     assert_invalid,
-    postgres_away,
     problem,
-    view_beat,
+    view_heartbeat,
 )
+from tests.bad_input import BAD_IDS, BAD_JSON
+from tests.concurrency import COMMITTED
+from tests.conftest import USER_AGENT
+from tests.factories import MINUTE, make_session, make_view
+from tests.outages import postgres_away
 from tests.tokens import SECRET, bearer, development_token
 from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db
 
 SITE = "https://pin.example"
-LINK, ME = f"{API}/sessions/link", f"{API}/me/sessions"
 CALLS = [
     ("POST", START),
-    ("POST", BEAT),
+    ("POST", HEARTBEAT),
     ("POST", LINK),
     ("POST", OPEN),
-    ("PUT", view_beat(new_id())),
-    ("GET", ME),
+    ("PUT", view_heartbeat(new_id())),
+    ("GET", OWN_SESSIONS),
 ]
 
 
@@ -176,7 +176,7 @@ def test_page_may_read_how_long_to_wait_after_429(settings: Any) -> None:
 
     def beat() -> Any:
         body = {"SessionId": str(session.id)}
-        return Client().post(BEAT, body, content_type="application/json", headers=headers)
+        return Client().post(HEARTBEAT, body, content_type="application/json", headers=headers)
 
     # Three beats are two in one minute at least.
     limited = [answer for answer in (beat(), beat(), beat()) if answer.status_code == 429]
@@ -244,7 +244,7 @@ def test_beacon_beats_the_session_of_the_device_that_its_body_names_c36(
 ) -> None:
     session = make_session(silent=3 * MINUTE)
 
-    response = send(BEAT, body_of(BEAT, session), content_type=content_type)
+    response = send(HEARTBEAT, body_of(HEARTBEAT, session), content_type=content_type)
 
     assert response.status_code == 200
     assert response.headers["Content-Type"] == "application/json"
@@ -270,7 +270,7 @@ def test_beacon_opens_a_view_of_the_device_that_its_body_names_c36() -> None:
     assert view.filter_snapshot == snapshot
 
 
-@pytest.mark.parametrize("path", [BEAT, OPEN])
+@pytest.mark.parametrize("path", [HEARTBEAT, OPEN])
 def test_text_with_the_header_is_the_same_as_json_c36(path: str) -> None:
     session = make_session()
     body = body_of(path, session, AnonymousId=None)
@@ -281,7 +281,7 @@ def test_text_with_the_header_is_the_same_as_json_c36(path: str) -> None:
     assert [answer.json()["SessionId"] for answer in answers] == [str(session.id)] * 2
 
 
-@pytest.mark.parametrize("path", [BEAT, OPEN])
+@pytest.mark.parametrize("path", [HEARTBEAT, OPEN])
 def test_header_counts_where_a_beacon_has_both(path: str) -> None:
     session, other = make_session(silent=3 * MINUTE), make_session(silent=3 * MINUTE)
     response = send(
@@ -293,7 +293,7 @@ def test_header_counts_where_a_beacon_has_both(path: str) -> None:
     assert Session.objects.get(id=other.id).last_activity_at == other.last_activity_at
 
 
-@pytest.mark.parametrize("path", [BEAT, OPEN])
+@pytest.mark.parametrize("path", [HEARTBEAT, OPEN])
 def test_bad_header_is_not_mended_by_a_good_body(path: str) -> None:
     session = make_session()
     response = send(path, body_of(path, session), anonymous_id="undefined")
@@ -305,7 +305,7 @@ def test_bad_header_is_not_mended_by_a_good_body(path: str) -> None:
     [None, 12, True, [], {}, *BAD_IDS.values()],
     ids=["absent", "a number", "true", "a list", "an object", *BAD_IDS.keys()],
 )
-@pytest.mark.parametrize("path", [BEAT, OPEN])
+@pytest.mark.parametrize("path", [HEARTBEAT, OPEN])
 def test_beacon_needs_a_device_id_before_any_sql_c30(
     path: str, bad: object, count_statements: Callable[[], Any]
 ) -> None:
@@ -319,7 +319,7 @@ def test_beacon_needs_a_device_id_before_any_sql_c30(
     assert len(statements) == 0
 
 
-@pytest.mark.parametrize("path", [BEAT, OPEN])
+@pytest.mark.parametrize("path", [HEARTBEAT, OPEN])
 def test_json_may_not_name_the_device_in_its_body(path: str) -> None:
     """Only a beacon has no header: everything else has one place for the id."""
     response = send(path, body_of(path, make_session()), content_type="application/json")
@@ -338,13 +338,13 @@ def test_view_beat_takes_no_device_id_from_a_body() -> None:
     view = make_view()
     for raw in (f'{{"AnonymousId": "{view.session.anonymous_id}"}}', "{", "x" * 100_000):
         response = Client().generic(
-            "PUT", view_beat(view.id), raw.encode(), content_type="text/plain"
+            "PUT", view_heartbeat(view.id), raw.encode(), content_type="text/plain"
         )
         assert_invalid(response, "X-Anonymous-Id", code=ANONYMOUS_ID_REQUIRED)
 
 
 @pytest.mark.parametrize("raw", BAD_JSON.values(), ids=BAD_JSON.keys())
-@pytest.mark.parametrize("path", [BEAT, OPEN])
+@pytest.mark.parametrize("path", [HEARTBEAT, OPEN])
 @pytest.mark.parametrize("with_header", [True, False])
 def test_beacon_that_is_not_strict_json_is_invalid_before_any_sql(
     path: str, raw: bytes, with_header: bool, count_statements: Callable[[], Any]
@@ -357,7 +357,7 @@ def test_beacon_that_is_not_strict_json_is_invalid_before_any_sql(
     assert len(statements) == 0
 
 
-@pytest.mark.parametrize("path", [BEAT, OPEN])
+@pytest.mark.parametrize("path", [HEARTBEAT, OPEN])
 @pytest.mark.parametrize("with_header", [True, False])
 def test_oversized_beacon_is_too_large(path: str, with_header: bool) -> None:
     session = make_session()
@@ -369,19 +369,19 @@ def test_oversized_beacon_is_too_large(path: str, with_header: bool) -> None:
 @pytest.mark.parametrize("content_type", ["text/html", "text/plain2", "text", "text/plain/x"])
 def test_other_texts_are_no_beacons(content_type: str) -> None:
     session = make_session()
-    body = body_of(BEAT, session)
-    response = send(BEAT, body, content_type=content_type, anonymous_id=session.anonymous_id)
+    body = body_of(HEARTBEAT, session)
+    response = send(HEARTBEAT, body, content_type=content_type, anonymous_id=session.anonymous_id)
     assert (response.status_code, problem(response)["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE")
 
 
 def test_last_beacon_of_a_page_counts_against_the_limit_of_its_device(settings: Any) -> None:
     settings.RATE_LIMITS = RateLimitOptions(heartbeats=1)
     session = make_session()
-    body = body_of(BEAT, session)
-    assert 429 in [send(BEAT, body).status_code for _ in range(3)]
+    body = body_of(HEARTBEAT, session)
+    assert 429 in [send(HEARTBEAT, body).status_code for _ in range(3)]
 
 
-@pytest.mark.parametrize("path", [BEAT, OPEN])
+@pytest.mark.parametrize("path", [HEARTBEAT, OPEN])
 def test_beacon_on_a_session_that_is_gone_restarts_with_the_token_it_came_with(
     settings: Any, path: str
 ) -> None:
@@ -400,7 +400,7 @@ def test_beacon_on_a_session_that_is_gone_restarts_with_the_token_it_came_with(
 def test_beacon_from_an_origin_that_is_not_allowed_is_served_and_not_readable() -> None:
     """It needs the device's own id, carries no cookie, and a browser asks nobody first."""
     session = make_session()
-    response = send(BEAT, body_of(BEAT, session), Origin="https://evil.example")
+    response = send(HEARTBEAT, body_of(HEARTBEAT, session), Origin="https://evil.example")
     assert response.status_code == 200
     assert "access-control-allow-origin" not in cors_headers(response)
 

@@ -25,18 +25,10 @@ from pinactivity.models import RateLimitWindow
 from pinactivity.postgres.clock import statement_time
 from pinactivity.tasks import forget_rate_limits
 from sessions.models import Session
-from tests.concurrency import run_together
+from tests.api import API, HEARTBEAT, OPEN, START, problem, view_heartbeat
+from tests.concurrency import COMMITTED, run_together
 from tests.conftest import USER_AGENT
 from tests.factories import make_session, make_view, silent_session
-from tests.integration.pinactivity.http.test_api import (
-    API,
-    BEAT,
-    COMMITTED,
-    OPEN,
-    START,
-    problem,
-    view_beat,
-)
 from tests.processes import environment
 from tests.tokens import SECRET, bearer, development_token
 from views.models import PropertyObjectView
@@ -113,11 +105,11 @@ def start(
 
 def beat(session: Session, *, address: str = HERE) -> Any:
     body = {"SessionId": str(session.id)}
-    return send("POST", BEAT, body, anonymous_id=session.anonymous_id, address=address)
+    return send("POST", HEARTBEAT, body, anonymous_id=session.anonymous_id, address=address)
 
 
 def beat_view(view: PropertyObjectView, *, address: str = HERE) -> Any:
-    path = view_beat(view.id)
+    path = view_heartbeat(view.id)
     return send("PUT", path, anonymous_id=view.session.anonymous_id, address=address)
 
 
@@ -319,7 +311,7 @@ def test_spelling_of_a_device_id_gets_no_limit_of_its_own(limits: Callable[..., 
     session = make_session()
 
     def each_twice() -> list[bool]:
-        path, body = BEAT, {"SessionId": str(session.id)}
+        path, body = HEARTBEAT, {"SessionId": str(session.id)}
         ids = [session.anonymous_id, str(session.anonymous_id).upper(), session.anonymous_id.hex]
         return [is_limited(send("POST", path, body, anonymous_id=spelled)) for spelled in ids]
 
@@ -431,7 +423,7 @@ def test_requests_that_are_not_valid_are_not_counted() -> None:
     send("POST", OPEN, {}, anonymous_id=session.anonymous_id)
     send("POST", LINK, anonymous_id=session.anonymous_id)
     for _ in range(30):
-        assert send("POST", BEAT, {}, anonymous_id=session.anonymous_id).status_code == 400
+        assert send("POST", HEARTBEAT, {}, anonymous_id=session.anonymous_id).status_code == 400
     assert not RateLimitWindow.objects.exists()
     assert not is_limited(beat(session))
 

@@ -18,9 +18,10 @@ from pinactivity.postgres.clock import statement_time
 from sessions.closer import ActivityCloser
 from sessions.models import ActivityCloserRun
 from sessions.options import ActivityCloserOptions
+from tests.api import START, assert_unavailable
 from tests.conftest import USER_AGENT
 from tests.factories import MINUTE, make_session, silent_session
-from tests.integration.pinactivity.http.test_api import START, assert_unavailable, postgres_away
+from tests.outages import postgres_away
 
 pytestmark = pytest.mark.django_db
 

@@ -13,7 +13,7 @@ from pinactivity.postgres.clock import statement_time
 from sessions.events import SessionLinked
 from sessions.options import ActivityCloserOptions
 from tests.factories import silent_session
-from tests.integration.pinactivity.http.test_api import postgres_away
+from tests.outages import postgres_away
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
