@@ -72,11 +72,12 @@ def send(
     raw: bytes | None = None,
     content_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
+    address: str = "127.0.0.1",
 ) -> Any:
-    """Send a call; `raw` replaces its body."""
+    """Send a call from an address; `raw` replaces its body."""
     given = {"User-Agent": user_agent, "X-Anonymous-Id": anonymous_id, **(headers or {})}
     body = raw if raw is not None else b"" if call.body is None else json.dumps(call.body).encode()
-    return Client().generic(
+    return Client(REMOTE_ADDR=address).generic(
         call.method,
         call.path,
         body,

@@ -1,10 +1,9 @@
 """Rate limits (design, section 13): what is refused, for how long, and who is not."""
 
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +13,6 @@ import pytest
 from django.conf import settings as django_settings
 from django.db import connection
 from django.db.models import Sum
-from django.test import Client
 from prometheus_client import REGISTRY
 
 from pinactivity.core.errors import InvalidOptions
@@ -25,9 +23,8 @@ from pinactivity.models import RateLimitWindow
 from pinactivity.postgres.clock import statement_time
 from pinactivity.tasks import forget_rate_limits
 from sessions.models import Session
-from tests.api import API, HEARTBEAT, OPEN, START, problem, view_heartbeat
+from tests.api import HEARTBEAT, LINK, OPEN, START, Call, problem, send, view_heartbeat
 from tests.concurrency import COMMITTED, run_together
-from tests.conftest import USER_AGENT
 from tests.factories import make_session, make_view, silent_session
 from tests.processes import environment
 from tests.tokens import SECRET, bearer, development_token
@@ -35,7 +32,6 @@ from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db
 
-LINK = f"{API}/sessions/link"
 USER = UUID(int=0xA)
 HERE, ELSEWHERE = "203.0.113.7", "203.0.113.8"
 T = TypeVar("T")
@@ -77,63 +73,40 @@ def minutes() -> tuple[object, int]:
 # -- the calls, each of which succeeds but for a limit -------------------------------------
 
 
-def send(
-    method: str,
-    path: str,
-    body: dict[str, str] | None = None,
-    *,
-    anonymous_id: object,
-    address: str = HERE,
-    headers: Mapping[str, str] | None = None,
-) -> Any:
-    return Client(REMOTE_ADDR=address).generic(
-        method,
-        path,
-        b"" if body is None else json.dumps(body).encode(),
-        content_type="application/json",
-        headers={"User-Agent": USER_AGENT, "X-Anonymous-Id": str(anonymous_id), **(headers or {})},
-    )
+def send_as(device: object, call: Call, **options: Any) -> Any:
+    return send(call, anonymous_id=str(device), **{"address": HERE, **options})
 
 
-def start(
-    *, anonymous_id: object = None, address: str = HERE, headers: Mapping[str, str] | None = None
-) -> Any:
-    return send(
-        "POST", START, anonymous_id=anonymous_id or new_id(), address=address, headers=headers
-    )
+def start(*, anonymous_id: object = None, **options: Any) -> Any:
+    return send_as(anonymous_id or new_id(), Call("POST", START, None), **options)
 
 
-def beat(session: Session, *, address: str = HERE) -> Any:
-    body = {"SessionId": str(session.id)}
-    return send("POST", HEARTBEAT, body, anonymous_id=session.anonymous_id, address=address)
+def send_heartbeat(session: Session) -> Any:
+    call = Call("POST", HEARTBEAT, {"SessionId": str(session.id)})
+    return send_as(session.anonymous_id, call)
 
 
-def beat_view(view: PropertyObjectView, *, address: str = HERE) -> Any:
-    path = view_heartbeat(view.id)
-    return send("PUT", path, anonymous_id=view.session.anonymous_id, address=address)
+def send_view_heartbeat(view: PropertyObjectView) -> Any:
+    call = Call("PUT", view_heartbeat(view.id), None)
+    return send_as(view.session.anonymous_id, call)
 
 
-def link(session: Session, *, address: str = HERE) -> Any:
-    return send(
-        "POST",
-        LINK,
-        anonymous_id=session.anonymous_id,
-        address=address,
-        headers=bearer(development_token(USER)),
-    )
+def link(session: Session, **options: Any) -> Any:
+    token = bearer(development_token(USER))
+    return send_as(session.anonymous_id, Call("POST", LINK, None), headers=token, **options)
 
 
-def open_view(session: Session, *, address: str = HERE) -> Any:
+def open_view(session: Session, **options: Any) -> Any:
     body = {
         "SessionId": str(session.id),
         "PropertyObjectId": str(new_id()),
         "ViewSource": "Map",
     }
-    return send("POST", OPEN, body, anonymous_id=session.anonymous_id, address=address)
+    return send_as(session.anonymous_id, Call("POST", OPEN, body), **options)
 
 
 def is_limited(response: Any) -> bool:
-    """Tell whether an answer is a 429, and hold it to all that a 429 must have."""
+    """Return whether an answer is a 429, and hold it to all that a 429 must have."""
     if response.status_code != 429:
         assert response.status_code in {200, 201}
         return False
@@ -252,57 +225,59 @@ def test_starts_links_and_openings_are_counted_apart(limits: Callable[..., None]
     assert in_one_minute(each_twice) == [False] * 3 + [True] * 3
 
 
-def test_21st_beat_of_a_device_is_refused_and_other_devices_go_on_c37() -> None:
+def test_21st_heartbeat_of_a_device_is_refused_and_other_devices_go_on_c37() -> None:
     session, other = make_session(), make_session()
 
     def flood() -> list[bool]:
-        return [is_limited(beat(session)) for _ in range(21)] + [is_limited(beat(other))]
+        return [is_limited(send_heartbeat(session)) for _ in range(21)] + [
+            is_limited(send_heartbeat(other))
+        ]
 
     before = limited("heartbeat")
     assert in_one_minute(flood) == [False] * 20 + [True, False]
     assert limited("heartbeat") >= before + 1
 
 
-def test_20_loops_that_beat_as_20_devices_are_each_within_the_limit_c37() -> None:
+def test_20_loops_that_send_heartbeats_as_20_devices_are_each_within_the_limit_c37() -> None:
     devices = [make_session() for _ in range(20)]
 
     def loops() -> list[bool]:
-        return [is_limited(beat(device)) for _ in range(5) for device in devices]
+        return [is_limited(send_heartbeat(device)) for _ in range(5) for device in devices]
 
     assert not any(in_one_minute(loops))
 
 
-def test_beats_of_each_view_and_of_the_session_are_counted_apart(
+def test_heartbeats_of_each_view_and_of_the_session_are_counted_apart(
     limits: Callable[..., None],
 ) -> None:
     limits(heartbeats=2)
     first = make_view()
     second = make_view(session=first.session)
 
-    def beat_all() -> list[bool]:
+    def heartbeats_of_all() -> list[bool]:
         calls: list[Callable[[], Any]] = [
-            lambda: beat(first.session),
-            lambda: beat_view(first),
-            lambda: beat_view(second),
+            lambda: send_heartbeat(first.session),
+            lambda: send_view_heartbeat(first),
+            lambda: send_view_heartbeat(second),
         ]
         return [is_limited(call()) for call in calls * 3]
 
-    assert in_one_minute(beat_all) == [False] * 6 + [True] * 3
+    assert in_one_minute(heartbeats_of_all) == [False] * 6 + [True] * 3
 
 
-def test_refused_beat_extends_nothing(limits: Callable[..., None]) -> None:
+def test_refused_heartbeat_extends_nothing(limits: Callable[..., None]) -> None:
     limits(heartbeats=1)
     view = make_view()
 
-    def beats_twice() -> tuple[Any, Any]:
-        beat(view.session)
-        beat_view(view)
+    def each_twice() -> tuple[Any, Any]:
+        send_heartbeat(view.session)
+        send_view_heartbeat(view)
         before = Session.objects.get().last_activity_at
-        assert is_limited(beat(view.session))
-        assert is_limited(beat_view(view))
+        assert is_limited(send_heartbeat(view.session))
+        assert is_limited(send_view_heartbeat(view))
         return before, Session.objects.get().last_activity_at
 
-    before, after = in_one_minute(beats_twice)
+    before, after = in_one_minute(each_twice)
     assert before == after
 
 
@@ -311,9 +286,9 @@ def test_spelling_of_a_device_id_gets_no_limit_of_its_own(limits: Callable[..., 
     session = make_session()
 
     def each_twice() -> list[bool]:
-        path, body = HEARTBEAT, {"SessionId": str(session.id)}
+        call = Call("POST", HEARTBEAT, {"SessionId": str(session.id)})
         ids = [session.anonymous_id, str(session.anonymous_id).upper(), session.anonymous_id.hex]
-        return [is_limited(send("POST", path, body, anonymous_id=spelled)) for spelled in ids]
+        return [is_limited(send_as(spelled, call)) for spelled in ids]
 
     assert in_one_minute(each_twice) == [False, True, True]
 
@@ -378,8 +353,8 @@ def test_0_is_off_and_costs_no_statement(
     assert not any(is_limited(start()) for _ in range(31))
     for call in (link, open_view):
         assert not any(is_limited(call(view.session)) for _ in range(61))
-    assert not any(is_limited(beat(view.session)) for _ in range(21))
-    assert not any(is_limited(beat_view(view)) for _ in range(21))
+    assert not any(is_limited(send_heartbeat(view.session)) for _ in range(21))
+    assert not any(is_limited(send_view_heartbeat(view)) for _ in range(21))
     assert not RateLimitWindow.objects.exists()
 
     with count_statements() as statements:
@@ -389,10 +364,10 @@ def test_0_is_off_and_costs_no_statement(
 
 @pytest.mark.parametrize(
     ("call", "cost"),
-    [(start, 1), (lambda: beat(make_session()), 0)],
-    ids=["start", "beat"],
+    [(start, 1), (lambda: send_heartbeat(make_session()), 0)],
+    ids=["start", "heartbeat"],
 )
-def test_limit_costs_one_statement_and_a_beats_none(
+def test_limit_costs_one_statement_and_a_heartbeats_none(
     limits: Callable[..., None],
     count_statements: Callable[[], Any],
     call: Callable[[], Any],
@@ -419,13 +394,13 @@ def test_link_and_opening_count_against_both_limits_in_one_statement(
 
 def test_requests_that_are_not_valid_are_not_counted() -> None:
     session = make_session()
-    send("POST", START, anonymous_id="undefined")
-    send("POST", OPEN, {}, anonymous_id=session.anonymous_id)
-    send("POST", LINK, anonymous_id=session.anonymous_id)
+    send_as("undefined", Call("POST", START, None))
+    send_as(session.anonymous_id, Call("POST", OPEN, {}))
+    send_as(session.anonymous_id, Call("POST", LINK, None))
     for _ in range(30):
-        assert send("POST", HEARTBEAT, {}, anonymous_id=session.anonymous_id).status_code == 400
+        assert send_as(session.anonymous_id, Call("POST", HEARTBEAT, {})).status_code == 400
     assert not RateLimitWindow.objects.exists()
-    assert not is_limited(beat(session))
+    assert not is_limited(send_heartbeat(session))
 
 
 # -- windows -------------------------------------------------------------------------------
@@ -450,19 +425,19 @@ def test_retry_after_is_the_rest_of_the_minute(limits: Callable[..., None]) -> N
 
     def refusals() -> tuple[int, int, int, float]:
         start()
-        beat(session)
-        started, beaten = start(), beat(session)
+        send_heartbeat(session)
+        started, refused = start(), send_heartbeat(session)
         rest = 60 - statement_time().second
         return (
             int(started.headers["Retry-After"]),
             rest,
-            int(beaten.headers["Retry-After"]),
+            int(refused.headers["Retry-After"]),
             60 - time.monotonic() % 60,
         )
 
-    told, rest, told_to_beat, rest_of_beats = in_one_minute(refusals)
-    assert rest <= told <= 60
-    assert rest_of_beats <= told_to_beat <= 61
+    start_wait, rest, heartbeat_wait, rest_of_heartbeats = in_one_minute(refusals)
+    assert rest <= start_wait <= 60
+    assert rest_of_heartbeats <= heartbeat_wait <= 61
 
 
 def test_windows_that_have_ended_are_forgotten_and_this_minutes_is_not() -> None:
@@ -594,8 +569,10 @@ def test_keys_in_either_order_are_counted_in_one_order(
 
 
 @COMMITTED
-def test_beats_of_threads_are_counted_together(limits: Callable[..., None]) -> None:
+def test_heartbeats_of_threads_are_counted_together(limits: Callable[..., None]) -> None:
     limits(heartbeats=10)
     session = make_session()
-    answers = in_one_minute(lambda: run_together([lambda: is_limited(beat(session))] * 30))
+    answers = in_one_minute(
+        lambda: run_together([lambda: is_limited(send_heartbeat(session))] * 30)
+    )
     assert answers.count(False) == 10
