@@ -48,7 +48,7 @@ check: .venv/dev ## Check Django's configuration, migrations, imports, schema an
 	$(DUMMY) $(BIN)/python manage.py check --fail-level WARNING
 	$(DUMMY) $(BIN)/python manage.py makemigrations --check --dry-run
 	$(BIN)/lint-imports
-	$(BIN)/python deploy/check_compose.py
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 	written=$$(mktemp) && trap 'rm -f "$$written"' EXIT && $(SCHEMA) --file "$$written" \
 		&& { diff -u docs/openapi.yaml "$$written" || { echo "Run make schema." >&2; exit 1; }; }
 
