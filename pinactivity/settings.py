@@ -1,7 +1,7 @@
-"""Django settings of pinactivity, all of them from the environment (README, Configuration).
+"""Django settings of pinactivity, all of them from the environment (docs/configuration.md).
 
-The only module that reads the environment, and it reads it at import: a process with a fault
-in its environment does not start, whichever entry point it came through.
+This is the only module that reads the environment, and it does so at import: a process whose
+environment is not valid does not start, whichever entry point it came through.
 """
 
 from datetime import timedelta
@@ -9,84 +9,94 @@ from pathlib import Path
 from typing import Any
 
 from celery.schedules import BaseSchedule, crontab, schedule
-from environs import validate
 from kombu import Queue
 
 from devstats.options import DevStatsOptions
 from outbox.options import OutboxOptions
-from pinactivity.conf.env import Environment
+from pinactivity.conf.env import Environment, between, filled, http_url, one_of
 from pinactivity.conf.logs import logging_config
 from pinactivity.http.options import RateLimitOptions
 from pinactivity.kafka.options import ConsumerOptions
+from pinactivity.postgres.session_settings import add_session_settings
 from sessions.options import ActivityCloserOptions, ActivityRetentionOptions
 from views.options import ViewStatsOptions
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 env = Environment()
-REQUIRED: Any = ...  # environs' own sign for "no default"
-FILLED = validate.Length(min=1, error="Must not be empty.")
+REQUIRED: Any = ...  # environs' sign for "no default"
 
-# -- what kind of process this is ----------------------------------------------------------
+# -- the process ---------------------------------------------------------------------------
 
 DEVELOPMENT = env.bool("PINACTIVITY_DEVELOPMENT", default=False)
-DEBUG = False  # an error page with settings and SQL is no answer, in development neither
+DEBUG = False  # in development too: Django's error page shows settings and SQL
 SECRET_KEY = env.str(
     "SECRET_KEY",
     default="development-only-0123456789-abcdefghijklmnopqrstuvwxyz" if DEVELOPMENT else REQUIRED,
-    validate=FILLED,
+    validate=filled,
 )
 ALLOWED_HOSTS = env.list(
     "ALLOWED_HOSTS",
     default=["localhost", "127.0.0.1", "[::1]"] if DEVELOPMENT else REQUIRED,
-    validate=FILLED,
+    validate=filled,
 )
 CSRF_TRUSTED_ORIGINS: list[str] = env.list("CSRF_TRUSTED_ORIGINS", default=[])
-TRUSTED_PROXY_COUNT = env.integer("TRUSTED_PROXY_COUNT", 0, least=0, most=10)
+TRUSTED_PROXY_COUNT = env.int("TRUSTED_PROXY_COUNT", default=0, validate=between(0, 10))
+
+# -- observability -------------------------------------------------------------------------
+
 METRICS_HOST = env.str("METRICS_HOST", default="127.0.0.1")
-METRICS_PORT = env.integer("METRICS_PORT", 0, least=0, most=65_535)
-"""Port on which a Celery process or a consumer serves /metrics; 0 serves none. The web has its
-own path. A consumer serves /healthz there too."""
+METRICS_PORT = env.int("METRICS_PORT", default=0, validate=between(0, 65_535))
+"""Where a Celery process or a consumer serves /metrics and /healthz; 0 serves neither. The web
+process serves its own paths."""
 OTLP_ENDPOINT = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", default="")
+LOGGING_CONFIG = "pinactivity.conf.logs.configure"
+LOGGING = logging_config(
+    level=env.str(
+        "LOG_LEVEL", default="INFO", validate=one_of("DEBUG", "INFO", "WARNING", "ERROR")
+    ),
+    readable=DEVELOPMENT,
+)
+PROMETHEUS_EXPORT_MIGRATIONS = False
 
 # -- the service's own options -------------------------------------------------------------
 
 ACTIVITY_CLOSER = env.options(
     "ACTIVITY_CLOSER",
     ActivityCloserOptions,
-    inactivity_threshold=env.time_span("ACTIVITY_CLOSER_INACTIVITY_THRESHOLD"),
-    polling_interval=env.time_span("ACTIVITY_CLOSER_POLLING_INTERVAL"),
+    inactivity_threshold=env.time_span("ACTIVITY_CLOSER_INACTIVITY_THRESHOLD", default=None),
+    polling_interval=env.time_span("ACTIVITY_CLOSER_POLLING_INTERVAL", default=None),
     batch_size=env.int("ACTIVITY_CLOSER_BATCH_SIZE", default=None),
-    max_run_duration=env.time_span("ACTIVITY_CLOSER_MAX_RUN_DURATION"),
+    max_run_duration=env.time_span("ACTIVITY_CLOSER_MAX_RUN_DURATION", default=None),
     sessions_per_transaction=env.int("ACTIVITY_CLOSER_SESSIONS_PER_TRANSACTION", default=None),
     single_instance=env.bool("ACTIVITY_CLOSER_SINGLE_INSTANCE", default=None),
 )
 ACTIVITY_RETENTION = env.options(
     "ACTIVITY_RETENTION",
     ActivityRetentionOptions,
-    age=env.time_span("ACTIVITY_RETENTION_AGE"),
-    max_run_duration=env.time_span("ACTIVITY_RETENTION_MAX_RUN_DURATION"),
+    age=env.time_span("ACTIVITY_RETENTION_AGE", default=None),
+    max_run_duration=env.time_span("ACTIVITY_RETENTION_MAX_RUN_DURATION", default=None),
 )
 OUTBOX = env.options(
     "OUTBOX",
     OutboxOptions,
     batch_size=env.int("OUTBOX_BATCH_SIZE", default=None),
-    polling_interval=env.time_span("OUTBOX_POLLING_INTERVAL"),
-    delivery_timeout=env.time_span("OUTBOX_DELIVERY_TIMEOUT"),
+    polling_interval=env.time_span("OUTBOX_POLLING_INTERVAL", default=None),
+    delivery_timeout=env.time_span("OUTBOX_DELIVERY_TIMEOUT", default=None),
     shards=env.int("OUTBOX_SHARDS", default=None),
-    published_kept=env.time_span("OUTBOX_PUBLISHED_KEPT"),
+    published_kept=env.time_span("OUTBOX_PUBLISHED_KEPT", default=None),
 )
 VIEW_STATS = env.options(
-    "VIEW_STATS", ViewStatsOptions, seen_kept=env.time_span("VIEW_STATS_SEEN_KEPT")
+    "VIEW_STATS", ViewStatsOptions, seen_kept=env.time_span("VIEW_STATS_SEEN_KEPT", default=None)
 )
 
 DEV_STATS = env.options(
     "DEV_STATS",
     DevStatsOptions,
     batch_size=env.int("DEV_STATS_BATCH_SIZE", default=None),
-    flush_interval=env.time_span("DEV_STATS_FLUSH_INTERVAL"),
-    storage_timeout=env.time_span("DEV_STATS_STORAGE_TIMEOUT"),
-    reconciled=env.time_span("DEV_STATS_RECONCILED"),
+    flush_interval=env.time_span("DEV_STATS_FLUSH_INTERVAL", default=None),
+    storage_timeout=env.time_span("DEV_STATS_STORAGE_TIMEOUT", default=None),
+    reconciled=env.time_span("DEV_STATS_RECONCILED", default=None),
     cluster=env.str("DEV_STATS_CLUSTER", default=None),
 )
 
@@ -107,29 +117,37 @@ JWT_JWKS_URL = env.str("JWT_JWKS_URL", default="")
 JWT_PUBLIC_KEY = env.str("JWT_PUBLIC_KEY", default="")
 JWT_DEVELOPMENT_SECRET = env.str("JWT_DEVELOPMENT_SECRET", default="")
 if JWT_DEVELOPMENT_SECRET and not DEVELOPMENT:
-    env.fault("JWT_DEVELOPMENT_SECRET", "Is for development only.")
+    env.add_error("JWT_DEVELOPMENT_SECRET", "Is for development only.")
 if JWT_DEVELOPMENT_SECRET and len(JWT_DEVELOPMENT_SECRET) < 32:
-    env.fault("JWT_DEVELOPMENT_SECRET", "Must have at least 32 characters.")
+    env.add_error("JWT_DEVELOPMENT_SECRET", "Must have at least 32 characters.")
 if sum(map(bool, (JWT_JWKS_URL, JWT_PUBLIC_KEY, JWT_DEVELOPMENT_SECRET))) > 1:
-    env.fault("JWT_JWKS_URL", "Set one source of keys: JWT_JWKS_URL or JWT_PUBLIC_KEY.")
+    env.add_error("JWT_JWKS_URL", "Set one source of keys: JWT_JWKS_URL or JWT_PUBLIC_KEY.")
 if not (DEVELOPMENT or JWT_JWKS_URL or JWT_PUBLIC_KEY):
-    env.fault("JWT_JWKS_URL", "Set it, or JWT_PUBLIC_KEY.")
+    env.add_error("JWT_JWKS_URL", "Set it, or JWT_PUBLIC_KEY.")
 if JWT_JWKS_URL and not JWT_JWKS_URL.startswith("https://" if not DEVELOPMENT else "http"):
-    env.fault("JWT_JWKS_URL", "Must be https://..")
+    env.add_error("JWT_JWKS_URL", "Must be https://..")
 
 # -- PostgreSQL: it alone decides ----------------------------------------------------------
 
 DATABASE_SCHEMA = "user_activity"
 
+# PostgreSQL counts time-outs in 32 bits of milliseconds, and 0 would be none.
+TIME_OUT = between(timedelta(seconds=1), timedelta(days=1))
 DATABASES = {
-    "default": env.database(
-        "DATABASE_URL",
-        session={
+    "default": add_session_settings(
+        env.postgresql("DATABASE_URL") or {},
+        {
             "search_path": f"{DATABASE_SCHEMA},public",
-            "lock_timeout": env.wait("DATABASE_LOCK_TIMEOUT", timedelta(seconds=5)),
-            "statement_timeout": env.wait("DATABASE_STATEMENT_TIMEOUT", timedelta(seconds=30)),
-            "idle_in_transaction_session_timeout": env.wait(
-                "DATABASE_IDLE_IN_TRANSACTION_TIMEOUT", timedelta(minutes=1)
+            "lock_timeout": env.time_span(
+                "DATABASE_LOCK_TIMEOUT", default=timedelta(seconds=5), validate=TIME_OUT
+            ),
+            "statement_timeout": env.time_span(
+                "DATABASE_STATEMENT_TIMEOUT", default=timedelta(seconds=30), validate=TIME_OUT
+            ),
+            "idle_in_transaction_session_timeout": env.time_span(
+                "DATABASE_IDLE_IN_TRANSACTION_TIMEOUT",
+                default=timedelta(minutes=1),
+                validate=TIME_OUT,
             ),
         },
     )
@@ -138,31 +156,35 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # -- Kafka ---------------------------------------------------------------------------------
 
-KAFKA_BOOTSTRAP_SERVERS: list[str] = env.list("KAFKA_BOOTSTRAP_SERVERS", validate=FILLED)
-KAFKA_TOPIC_PARTITIONS = env.integer("KAFKA_TOPIC_PARTITIONS", 6, least=1, most=1000)
-KAFKA_TOPIC_REPLICATION = env.integer("KAFKA_TOPIC_REPLICATION", 1, least=1, most=10)
+KAFKA_BOOTSTRAP_SERVERS: list[str] = env.list("KAFKA_BOOTSTRAP_SERVERS", validate=filled)
+KAFKA_TOPIC_PARTITIONS = env.int("KAFKA_TOPIC_PARTITIONS", default=6, validate=between(1, 1000))
+KAFKA_TOPIC_REPLICATION = env.int("KAFKA_TOPIC_REPLICATION", default=1, validate=between(1, 10))
 KAFKA_TOPIC_RETENTION = env.time_span(
-    "KAFKA_TOPIC_RETENTION", timedelta(days=30), least=timedelta(days=30)
+    "KAFKA_TOPIC_RETENTION",
+    default=timedelta(days=30),
+    validate=between(timedelta(days=30), timedelta.max),
 )
 
 CONSUMER = env.options(
     "CONSUMER",
     ConsumerOptions,
     poison_limit=env.int("CONSUMER_POISON_LIMIT", default=None),
-    max_poll_interval=env.time_span("CONSUMER_MAX_POLL_INTERVAL"),
-    session_timeout=env.time_span("CONSUMER_SESSION_TIMEOUT"),
+    max_poll_interval=env.time_span("CONSUMER_MAX_POLL_INTERVAL", default=None),
+    session_timeout=env.time_span("CONSUMER_SESSION_TIMEOUT", default=None),
 )
 
-# -- ClickHouse: facts that a lost or repeated message cannot spoil -----------------------------
+# -- ClickHouse: statistics ----------------------------------------------------------------
 
-CLICKHOUSE_URL = env.http_address("CLICKHOUSE_URL")
-# An insert is tried twice by its client, and nothing polls meanwhile.
+CLICKHOUSE_URL = env.str("CLICKHOUSE_URL", validate=http_url)
+# The client tries an insert twice, and the consumer does not poll while it waits.
 if 3 * DEV_STATS.storage_timeout > CONSUMER.max_poll_interval:
-    env.fault("DEV_STATS_STORAGE_TIMEOUT", "Must be at most a third of CONSUMER_MAX_POLL_INTERVAL.")
+    env.add_error(
+        "DEV_STATS_STORAGE_TIMEOUT", "Must be at most a third of CONSUMER_MAX_POLL_INTERVAL."
+    )
 
 # -- Celery: Redis is its broker and nothing else ------------------------------------------
 
-CELERY_BROKER_URL = env.str("REDIS_URL", validate=FILLED)
+CELERY_BROKER_URL = env.str("REDIS_URL", validate=filled)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = False  # the next tick is the retry
@@ -179,19 +201,21 @@ CELERY_TIMEZONE = "UTC"
 
 
 def _schedule(interval: timedelta) -> BaseSchedule:
-    """Whole minutes that divide the hour keep to the wall clock, across restarts of beat."""
+    """Return a schedule; whole minutes that divide the hour keep to the clock.
+
+    So that restarts of beat do not shift them.
+    """
     minutes, rest = divmod(interval, timedelta(minutes=1))
-    if rest or 60 % (minutes or 7):
-        return schedule(interval)
-    return crontab(minute=f"*/{minutes}")
+    divides_the_hour = not rest and minutes > 0 and 60 % minutes == 0
+    return crontab(minute=f"*/{minutes}") if divides_the_hour else schedule(interval)
 
 
 def _tick(task: str, interval: timedelta) -> dict[str, Any]:
-    """One entry of the beat.
+    """Return one entry of beat's schedule.
 
-    No `expires`: Celery compares it, made by beat's clock, with the worker's, so a few seconds
-    between two hosts would stop the relay. A worker throws away what has piled up while it was
-    stopped (`--purge`), since all ticks are equal (docs/adr/0006).
+    It has no `expires`. Celery makes that time by beat's clock and compares it with the worker's,
+    so a few seconds between two hosts would stop the relay. A worker discards the ticks that piled
+    up while it was stopped (`--purge`), because all ticks are equal (docs/adr/0006).
     """
     return {"task": task, "schedule": _schedule(interval)}
 
@@ -270,9 +294,8 @@ FORMAT_MODULE_PATH = "pinactivity.conf.formats"
 STATIC_URL = "/static/"
 WHITENOISE_USE_FINDERS = True  # the admin's files straight from the packages: no collect step
 DATA_UPLOAD_MAX_MEMORY_SIZE = 64 * 1024
-PROMETHEUS_EXPORT_MIGRATIONS = False
-# Django bounds index names to 30 characters for Oracle's sake; the names here are the
-# specification's, and PostgreSQL takes 63.
+# Django limits index names to 30 characters because Oracle does. These are the specification's
+# names, and PostgreSQL takes 63 characters.
 SILENCED_SYSTEM_CHECKS = ["models.E034"]
 
 REST_FRAMEWORK = {
@@ -305,7 +328,8 @@ SPECTACULAR_SETTINGS = {
     },
 }
 
-# Browsers call from the marketplace's own origins, without cookies.
+# -- browsers: from the marketplace's own origins, without cookies -------------------------
+
 CORS_ALLOWED_ORIGINS: list[str] = env.list("CORS_ALLOWED_ORIGINS", default=[])
 CORS_URLS_REGEX = r"^/api/"
 CORS_ALLOW_METHODS = ["GET", "POST", "PUT", "OPTIONS"]
@@ -313,20 +337,14 @@ CORS_ALLOW_HEADERS = ["authorization", "content-type", "traceparent", "x-anonymo
 CORS_EXPOSE_HEADERS = ["Retry-After"]
 CORS_ALLOW_CREDENTIALS = False
 
-# -- production is behind TLS --------------------------------------------------------------
+# -- TLS: in production a proxy ends it ----------------------------------------------------
 
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = not DEVELOPMENT
 SECURE_SSL_REDIRECT = env.bool("SECURE_SSL_REDIRECT", default=not DEVELOPMENT)
-SECURE_REDIRECT_EXEMPT = [r"^health/", r"^metrics$"]  # asked from inside, without TLS
+SECURE_REDIRECT_EXEMPT = [r"^health/", r"^metrics$"]  # reached from inside, without TLS
 SECURE_HSTS_SECONDS = 0 if DEVELOPMENT else 31_536_000
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = not DEVELOPMENT
 if TRUSTED_PROXY_COUNT:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-
-LOGGING_CONFIG = "pinactivity.conf.logs.configure"
-LOGGING = logging_config(
-    level=env.choice("LOG_LEVEL", "INFO", among=["DEBUG", "INFO", "WARNING", "ERROR"]),
-    readable=DEVELOPMENT,
-)
 
 env.finish()

@@ -9,11 +9,15 @@ from typing import ClassVar
 
 
 class InvalidOptions(ValueError):
-    """Say which fields of an options class are out of bounds: {field: reason}."""
+    """Names the fields of an options class that are out of bounds.
 
-    def __init__(self, faults: dict[str, str]) -> None:
-        self.faults = faults
-        super().__init__("; ".join(f"{field}: {reason}" for field, reason in faults.items()))
+    Args:
+        reasons: {field: what it must be}.
+    """
+
+    def __init__(self, reasons: dict[str, str]) -> None:
+        self.reasons = reasons
+        super().__init__("; ".join(f"{field}: {reason}" for field, reason in reasons.items()))
 
 
 class ServiceError(Exception):

@@ -66,7 +66,7 @@ def interpolated(text: str) -> set[str]:
 @each_of_ours
 def test_variables_of_a_service_are_read_by_the_settings_or_by_its_script(name: str) -> None:
     given = {variable.removesuffix("_FILE") for variable in OURS[name]["environment"]}
-    assert given - env.dump().keys() - interpolated(command_of(name)) == set()
+    assert given - env.variables - interpolated(command_of(name)) == set()
 
 
 def test_example_describes_the_variables_that_the_services_ask_for_and_no_other() -> None:

@@ -10,8 +10,8 @@ from django.conf import settings as django_settings
 from tests.tokens import SECRET
 
 
-def settings_faults(**variables: str) -> str:
-    """Read the settings in a process of its own; return what it says when it refuses, or ""."""
+def settings_errors(**variables: str) -> str:
+    """Read the settings in a process of its own; return its message when it refuses, or ""."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JWT_")}
     production = {
         "PINACTIVITY_DEVELOPMENT": "false",
@@ -46,7 +46,7 @@ URL = "https://identity.example/keys"
     ],
 )
 def test_one_source_of_keys_is_sound(variables: dict[str, str]) -> None:
-    assert settings_faults(**variables) == ""
+    assert settings_errors(**variables) == ""
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_one_source_of_keys_is_sound(variables: dict[str, str]) -> None:
 def test_unsound_sources_of_keys_refuse_the_start_and_are_named(
     named: str, variables: dict[str, str]
 ) -> None:
-    told = settings_faults(**variables)
-    assert "The environment is not valid:" in told
-    assert f"  {named}: " in told
-    assert SECRET not in told
+    report = settings_errors(**variables)
+    assert "The environment is not valid:" in report
+    assert f"  {named}: " in report
+    assert SECRET not in report

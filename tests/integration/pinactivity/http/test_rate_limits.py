@@ -137,7 +137,7 @@ def test_defaults_are_those_of_the_design() -> None:
 def test_limit_out_of_bounds_is_named(field: str, value: int) -> None:
     with pytest.raises(InvalidOptions) as raised:
         RateLimitOptions(**{field: value})
-    assert list(raised.value.faults) == [field]
+    assert list(raised.value.reasons) == [field]
 
 
 def test_31st_start_of_an_address_in_a_minute_is_refused_and_other_addresses_go_on_c37() -> None:

@@ -69,7 +69,7 @@ def test_bounds_of_the_closer_are_valid_themselves(valid: dict[str, Any]) -> Non
 def test_value_out_of_the_closers_bounds_is_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidOptions) as raised:
         ActivityCloserOptions(**{field: value})
-    assert list(raised.value.faults) == [field]
+    assert list(raised.value.reasons) == [field]
     assert field in str(raised.value)
 
 
@@ -82,7 +82,7 @@ def test_every_invalid_value_is_named_at_once() -> None:
             max_run_duration=timedelta(0),
             sessions_per_transaction=0,
         )
-    assert set(raised.value.faults) == {
+    assert set(raised.value.reasons) == {
         "inactivity_threshold",
         "polling_interval",
         "batch_size",
@@ -150,7 +150,7 @@ def test_bounds_of_the_relay_are_valid_themselves(valid: dict[str, Any]) -> None
 def test_value_out_of_the_relays_bounds_is_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidOptions) as raised:
         OutboxOptions(**{field: value})
-    assert list(raised.value.faults) == [field]
+    assert list(raised.value.reasons) == [field]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_bounds_of_retention_are_valid_themselves(valid: dict[str, Any]) -> None
 def test_value_out_of_retentions_bounds_is_named(field: str, value: Any) -> None:
     with pytest.raises(InvalidOptions) as raised:
         ActivityRetentionOptions(**{field: value})
-    assert list(raised.value.faults) == [field]
+    assert list(raised.value.reasons) == [field]
 
 
 def test_activity_is_kept_for_a_year() -> None:
@@ -204,7 +204,7 @@ def test_bounds_of_the_view_statistics_are_valid_themselves(days: int) -> None:
 def test_views_are_not_forgotten_while_their_events_still_count(kept: timedelta) -> None:
     with pytest.raises(InvalidOptions) as raised:
         ViewStatsOptions(seen_kept=kept)
-    assert list(raised.value.faults) == ["seen_kept"]
+    assert list(raised.value.reasons) == ["seen_kept"]
 
 
 def test_a_view_is_remembered_for_longer_than_its_event_counts() -> None:
@@ -226,7 +226,7 @@ def test_bounds_of_dev_stats(field: str, valid: list[Any], invalid: list[Any]) -
     for value in invalid:
         with pytest.raises(InvalidOptions) as raised:
             DevStatsOptions(**{field: value})
-        assert set(raised.value.faults) == {field}
+        assert set(raised.value.reasons) == {field}
 
 
 def test_defaults_of_dev_stats_are_the_specifications() -> None:

@@ -76,7 +76,7 @@ def test_keep_and_truncate_drop_the_rest_in_order() -> None:
 def test_limits_out_of_bounds_name_their_field(options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidOptions) as raised:
         BatchLimits(**options)
-    assert set(raised.value.faults) == {field}
+    assert set(raised.value.reasons) == {field}
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_limits_out_of_bounds_name_their_field(options: dict[str, Any], field: s
 def test_options_out_of_bounds_name_their_field(options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidOptions) as raised:
         ConsumerOptions(**options)
-    assert set(raised.value.faults) == {field}
+    assert set(raised.value.reasons) == {field}
