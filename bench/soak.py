@@ -31,9 +31,9 @@ from django.db import Error, connection
 
 from bench.measure import BenchFailed, conclude, database_url, own_database, say
 from pinactivity.core.ids import new_id
+from pinactivity.monitoring.activity import activity_snapshot
 from pinactivity.postgres.clock import statement_time
 from sessions.device import identify_device
-from sessions.selectors import activity_snapshot
 from sessions.services import beat_session, start_session
 from views.lifecycle import ViewSource
 from views.services import beat_view, open_view

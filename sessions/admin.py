@@ -4,132 +4,29 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-import structlog
-from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.db import Error, transaction
-from django.db.models import QuerySet
+from django.contrib import admin
 from django.http import HttpRequest
-from django.http.response import HttpResponseBase
-from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from outbox.selectors import events_of
+from pinactivity.admin.close_now import CloseNowAdmin, write_count
 from pinactivity.admin.read_only import ReadOnlyAdmin
-from pinactivity.core.error_info import LOCK_TIMEOUT, describe_error, is_connection_lost, sqlstate
-from sessions.lifecycle import Status
 from sessions.models import ActivityCloserRun, Session
 from sessions.run_chart import draw_history
 from sessions.selectors import closer_history
 from sessions.services import ClosedNow, close_sessions_now
 from views.models import PropertyObjectView
 
-log = structlog.get_logger(__name__)
-
 _SHOWN = 200
 """How many views, and how many events, a session's page shows."""
-CLOSED_AT_ONCE = 100
-"""How many rows the action takes: one transaction, which beats of theirs wait for."""
-
-
-class CloseNowAdmin(ReadOnlyAdmin):
-    """Offers the action *close now* to whom the permission was given (design, section 14)."""
-
-    actions = ("close_now",)
-    next_beat: str
-    """What happens to a device that is still in use, for the page that asks."""
-
-    def name_active(self, ids: Sequence[UUID]) -> str:
-        """Say what of the chosen rows would be closed, for the page that asks."""
-        raise NotImplementedError
-
-    def close_active(self, ids: Sequence[UUID]) -> ClosedNow:
-        """Close what of the chosen rows is Active."""
-        raise NotImplementedError
-
-    def has_close_now_permission(self, request: HttpRequest) -> bool:
-        """Tell whether the action is for this user; called by the admin for its name."""
-        return request.user.has_perm("activity_sessions.close_now")
-
-    @admin.action(description="Close now", permissions=["close_now"])
-    def close_now(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
-        """Ask, then close the chosen rows that are Active; each gets a log entry."""
-        try:
-            ids = list(queryset.order_by("pk").values_list("pk", flat=True)[: CLOSED_AT_ONCE + 1])
-            if len(ids) > CLOSED_AT_ONCE:
-                text = f"Nothing was closed: choose {CLOSED_AT_ONCE} at most."
-                self.message_user(request, text, messages.ERROR)
-                return None
-            if "confirmed" in request.POST:
-                self._close(request, ids)
-                return None
-            return self._ask(request, ids, queryset.filter(status=Status.ACTIVE).count())
-        except Error as exc:
-            log.warning("close now failed", **describe_error(exc))
-            self.message_user(request, _explain(exc), messages.ERROR)
-            return None
-
-    def _ask(
-        self, request: HttpRequest, ids: Sequence[UUID], active: int
-    ) -> HttpResponseBase | None:
-        if not active:
-            self.message_user(request, "All of them are closed already.", messages.WARNING)
-            return None
-        return TemplateResponse(
-            request,
-            "activity_sessions/close_now.html",
-            {
-                **self.admin_site.each_context(request),
-                "title": "Close now?",
-                "opts": self.opts,
-                "what": self.name_active(ids),
-                "already": len(ids) - active,
-                "next": self.next_beat,
-                "ids": ids,
-                "action_checkbox_name": ACTION_CHECKBOX_NAME,
-            },
-        )
-
-    def _close(self, request: HttpRequest, ids: Sequence[UUID]) -> None:
-        assert request.user.pk is not None  # nobody else has the permission
-        with transaction.atomic():
-            closed = self.close_active(ids)
-            LogEntry.objects.log_actions(
-                request.user.pk,
-                [self.model(pk=pk) for pk in closed.ids],
-                CHANGE,
-                "Closed now.",
-            )
-        parts = [_count(len(closed.ids), self.opts.verbose_name)]
-        if closed.views:
-            parts.append(_count(closed.views, "open view"))
-        text = f"Closed: {', '.join(parts)}."
-        # Not `ids`: a filter of the list may leave out what has closed since the page asked.
-        if already := len(set(request.POST.getlist(ACTION_CHECKBOX_NAME))) - len(closed.ids):
-            text += f" Closed already: {already}."
-        level = messages.SUCCESS if closed.ids else messages.WARNING
-        self.message_user(request, text, level)
-
-
-def _count(number: int, noun: object) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _explain(fault: Error) -> str:
-    """Tell support staff what a fault of PostgreSQL left behind."""
-    if is_connection_lost(fault):
-        return "PostgreSQL went away: whether anything was closed, the list will show."
-    if sqlstate(fault) == LOCK_TIMEOUT:
-        return "Nothing was closed: somebody else is at work on one of them. Try again."
-    return f"Nothing was closed: PostgreSQL refused ({sqlstate(fault)})."
 
 
 @admin.register(Session)
 class SessionAdmin(CloseNowAdmin):
-    next_beat = "its next beat starts a new session"
+    close_now_permission = "activity_sessions.close_now"
+    next_heartbeat = "its next heartbeat starts a new session"
     id_fields = ("id", "anonymous_id", "user_id")
     list_display = (
         "id",
@@ -172,7 +69,7 @@ class SessionAdmin(CloseNowAdmin):
         """Count the Active sessions and their open views."""
         sessions = Session.objects.active().filter(id__in=ids).count()
         views = PropertyObjectView.objects.active().filter(session_id__in=ids).count()
-        return f"{_count(sessions, 'session')} with {_count(views, 'open view')}"
+        return f"{write_count(sessions, 'session')} with {write_count(views, 'open view')}"
 
     def close_active(self, ids: Sequence[UUID]) -> ClosedNow:
         """Close sessions with their open views."""

@@ -9,41 +9,14 @@ from django.db.models import Count, DateTimeField, F, Func, Max, Q, QuerySet, Su
 
 from pinactivity.http.cursors import Page, take
 from pinactivity.postgres.clock import statement_time
-from sessions.lifecycle import RunOutcome, Status
+from sessions.lifecycle import Status
 from sessions.models import ActivityCloserRun, Session
-from views.models import PropertyObjectView
 
 COUNTED_TO = 1_000_000
 
 HISTORY_STEP = timedelta(minutes=10)
 HISTORY_STEPS = 144
 """Of a day."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActivitySnapshot:
-    active_sessions: int
-    """Counted to 1,000,000."""
-    oldest_activity_at: datetime | None
-    """LastActivityAt of the Active session or view that is silent for longest."""
-    last_success_at: datetime | None
-    """When the last run of the ActivityCloserJob that succeeded ended."""
-
-
-def activity_snapshot() -> ActivitySnapshot:
-    """Tell what must be seen even when the worker is dead (design, section 7)."""
-    oldest = [
-        rows.order_by("last_activity_at").values_list("last_activity_at", flat=True).first()
-        for rows in (Session.objects.active(), PropertyObjectView.objects.active())
-    ]
-    success = ActivityCloserRun.objects.filter(outcome=RunOutcome.SUCCEEDED)
-    return ActivitySnapshot(
-        active_sessions=count_active_sessions(),
-        oldest_activity_at=min((moment for moment in oldest if moment), default=None),
-        last_success_at=success.order_by("-started_at")
-        .values_list("finished_at", flat=True)
-        .first(),
-    )
 
 
 def count_active_sessions() -> int:

@@ -5,8 +5,8 @@ from uuid import UUID
 
 from django.contrib import admin
 
+from pinactivity.admin.close_now import CloseNowAdmin, write_count
 from pinactivity.admin.read_only import ReadOnlyAdmin
-from sessions.admin import CloseNowAdmin
 from sessions.services import ClosedNow
 from views.models import PropertyObjectView
 from views.services import close_views_now
@@ -15,7 +15,8 @@ from views.stats_models import PropertyObjectViewStats
 
 @admin.register(PropertyObjectView)
 class PropertyObjectViewAdmin(CloseNowAdmin):
-    next_beat = "its next beat of the view is not accepted, and it opens the view anew"
+    close_now_permission = "activity_sessions.close_now"
+    next_heartbeat = "its next heartbeat of the view is not accepted, and it opens the view anew"
     id_fields = ("id", "session_id", "property_object_id")  # each has an index
     list_display = (
         "id",
@@ -34,7 +35,7 @@ class PropertyObjectViewAdmin(CloseNowAdmin):
     def name_active(self, ids: Sequence[UUID]) -> str:
         """Count the Active views."""
         count = PropertyObjectView.objects.active().filter(id__in=ids).count()
-        return f"{count} view{'' if count == 1 else 's'}, alone: their sessions go on"
+        return f"{write_count(count, 'view')}, alone: their sessions go on"
 
     def close_active(self, ids: Sequence[UUID]) -> ClosedNow:
         """Close views alone."""

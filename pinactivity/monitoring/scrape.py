@@ -13,8 +13,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from outbox.selectors import outbox_snapshot
+from pinactivity.monitoring.activity import activity_snapshot
 from pinactivity.postgres.clock import statement_time
-from sessions.selectors import activity_snapshot
 
 _CACHED_SECONDS = 10.0
 

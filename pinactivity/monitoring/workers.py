@@ -14,8 +14,8 @@ from django.conf import settings
 from django.db import Error, connection
 
 from outbox.selectors import outbox_snapshot
+from pinactivity.monitoring.activity import activity_snapshot
 from pinactivity.postgres.clock import statement_time
-from sessions.selectors import activity_snapshot
 
 STUCK_AFTER = timedelta(minutes=2)
 """Beyond the longest that a task may take by its own bounds."""

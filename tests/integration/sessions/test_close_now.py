@@ -12,9 +12,9 @@ from django.test import Client
 from django.urls import reverse
 
 from outbox.models import OutboxMessage
+from pinactivity.admin.close_now import CLOSED_AT_ONCE
 from pinactivity.core.ids import new_id
 from pinactivity.postgres.clock import statement_time
-from sessions.admin import CLOSED_AT_ONCE
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
