@@ -1,4 +1,4 @@
-"""The headers that tell who calls (design, section 5); checked before any SQL, on every call."""
+"""The headers that name the caller (design, section 5); each call checks them before any SQL."""
 
 import re
 from uuid import UUID
@@ -7,11 +7,12 @@ from rest_framework.request import Request
 
 from pinactivity.core.errors import AnonymousIdRequired, ValidationFailed
 from pinactivity.core.ids import parse_id
-from pinactivity.http.base import BEACON, media_type
+from pinactivity.http.base import BEACON
+from pinactivity.http.negotiation import media_type
 
 ANONYMOUS_ID = "X-Anonymous-Id"
 _META_ANONYMOUS_ID = "HTTP_X_ANONYMOUS_ID"
-"""By WSGI's names: Django's `headers` take ten times as long to ask."""
+"""The header's name in WSGI. `request.headers` would build a mapping of all headers to read one."""
 USER_AGENT_LENGTH = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -21,8 +22,8 @@ def required_anonymous_id(request: Request, *, takes_beacons: bool = False) -> U
 
     Args:
         request: The call.
-        takes_beacons: Where the header is absent, read `AnonymousId` in the body of a beacon
-            (sendBeacon, text/plain), which can set no header. A call that has no body reads none.
+        takes_beacons: Whether a beacon (sendBeacon, text/plain) may carry the id as `AnonymousId`
+            in its body, because it can set no header. A header that is there counts alone.
 
     Raises:
         AnonymousIdRequired: absent, malformed or nil.
