@@ -1,6 +1,7 @@
 """Health check inside a container: `python deploy/probe.py PORT PATH` succeeds on a 200.
 
-Asks the container's own address, which the web allows as a host, and follows no redirect.
+It requests from the container's own address, which the web allows as a host, and follows no
+redirect.
 """
 
 import http.client
@@ -9,7 +10,12 @@ import sys
 
 
 def main(port: str, path: str) -> None:
-    """Exit with a reason unless the answer is 200."""
+    """Exit with a reason unless the answer is 200.
+
+    Args:
+        port: On the container's own address.
+        path: Of the health endpoint.
+    """
     try:
         address = socket.gethostbyname(socket.gethostname())
         connection = http.client.HTTPConnection(address, int(port), timeout=4)

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Serve the web. One process a container, so that /metrics is the whole container's; more come
-# by more containers.
+# Serve the web by one process a container, so that /metrics is of the whole container. More processes
+# are more containers.
 #
-# Besides ALLOWED_HOSTS the process answers to its own address. That is how each of several web
-# containers is asked by Prometheus, which cannot send another Host, and by its health check.
+# Besides ALLOWED_HOSTS the process answers to its own address. Prometheus and the health check reach
+# each of several web containers by it, and Prometheus cannot send another Host.
 #
-# WEB_CPU ties the process to one core, where its cores are its own: threads that hand over the
-# interpreter to each other do it faster there (docs/adr/0001-web-server.md).
+# WEB_CPU ties the process to one core. Its threads pass the interpreter to each other faster there, if
+# the core is its own (docs/adr/0001-web-server.md).
 set -eu
 own=$(hostname -i | tr ' ' ',')
 ALLOWED_HOSTS="${ALLOWED_HOSTS:?},$own"

@@ -1,4 +1,4 @@
-"""The service's own app: checks, commands, and what must exist before anything else."""
+"""The service's own app: checks, commands, and the schema that migrations need."""
 
 from typing import Any
 
@@ -23,9 +23,9 @@ class PinactivityConfig(AppConfig):
 
 
 def _create_schema(using: str, **_: Any) -> None:
-    """Create our schema before the first migration: the search path puts every table there.
+    """Create our schema before the first migration, because the search path puts every table there.
 
-    Django sends the signal once an app; the second time it changes nothing.
+    Django sends the signal for each app, and this is idempotent.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {settings.DATABASE_SCHEMA}")

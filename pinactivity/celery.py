@@ -1,7 +1,7 @@
 """The Celery app: `celery -A pinactivity.celery worker|beat`.
 
-The worker runs `--pool threads`: the signal that it shuts down reaches its tasks only in
-their own process.
+The worker runs `--pool threads`, because the signal of its shutdown reaches tasks only in its own
+process.
 """
 
 import os
@@ -40,7 +40,7 @@ app.autodiscover_tasks(["pinactivity", "sessions", "views", "outbox", "devstats"
 
 @setup_logging.connect
 def _keep_logging(**_: Any) -> None:
-    """Logging is Django's (settings.LOGGING); a receiver here keeps Celery's own away."""
+    """Keep Django's logging (settings.LOGGING): with a receiver here Celery sets up none."""
 
 
 @worker_init.connect
@@ -55,7 +55,7 @@ def _start_worker(sender: Any, **_: Any) -> None:
 
 @worker_ready.connect
 def _settle(**_: Any) -> None:
-    """Everything is loaded, and no task has run."""
+    """Settle the process: everything is loaded, and no task has run."""
     settle()
 
 
@@ -69,18 +69,18 @@ def _start_beat(**_: Any) -> None:
 
 
 def _start(report: Report) -> None:
-    """Refuse to start with a fault that the checks find; Celery itself ignores them."""
+    """Serve metrics and health; refuse to start if a check finds an error, which Celery ignores."""
     from pinactivity.conf.checks import enforce  # noqa: PLC0415 - needs the apps
 
     enforce()
     try:
         start_serving(report, host=settings.METRICS_HOST, port=settings.METRICS_PORT)
     except OSError:
-        # Not by an exception: Celery logs what a receiver raises, and goes on.
+        # Celery would log an exception of a receiver, and go on.
         sys.exit(f"METRICS_PORT: port {settings.METRICS_PORT} is not free.")
 
 
 @task_failure.connect
 def _log_failure(sender: Any, exception: BaseException, **_: Any) -> None:
-    """Say that a task failed; Celery's own line would quote the exception."""
+    """Log that a task failed; Celery's own line would quote the exception."""
     structlog.get_logger(__name__).error("task failed", task=sender.name, exc_info=exception)

@@ -18,19 +18,19 @@ class RateLimitWindowQuerySet(models.QuerySet["RateLimitWindow"]):
             The requests of this minute by key, this one included, and the whole seconds until
             the minute ends.
         """
-        # Sorted: two requests that count against the same two keys must not deadlock.
+        # Sorted, so that two requests with the same two keys do not deadlock.
         with connection.cursor() as cursor:
             cursor.execute(_COUNT, [sorted(keys)])
             rows = cursor.fetchall()
         return {key: count for key, count, _ in rows}, max((rest for *_, rest in rows), default=0)
 
     def forget_ended(self) -> int:
-        """Delete the windows that have ended; returns how many."""
+        """Delete the windows that have ended, and return their number."""
         return self.filter(window_start__lt=time_expression() - 2 * WINDOW).delete()[0]
 
 
 class RateLimitWindow(models.Model):
-    """Requests of one minute against one limit. UNLOGGED: a crash forgives them."""
+    """Requests of one minute against one limit. The table is UNLOGGED: a crash empties it."""
 
     pk = models.CompositePrimaryKey("key", "window_start")
     key = models.TextField()
@@ -49,7 +49,7 @@ class RateLimitWindow(models.Model):
         return self.key
 
 
-# Raw SQL: one round trip for all limits, atomic without a lock held any longer.
+# Raw SQL: one atomic statement counts against all limits, in one round trip.
 _COUNT = """
     INSERT INTO rate_limit_windows AS seen (key, window_start, count)
     SELECT key, date_trunc('minute', statement_timestamp()), 1

@@ -1,4 +1,4 @@
-"""Celery's entry to the housekeeping of the edge."""
+"""Celery tasks of the HTTP edge."""
 
 from celery import shared_task
 
@@ -7,5 +7,5 @@ from pinactivity.models import RateLimitWindow
 
 @shared_task(ignore_result=True)
 def forget_rate_limits() -> None:
-    """Delete the windows of rate limits that have ended; harmless twice."""
+    """Delete the windows of rate limits that have ended; idempotent."""
     RateLimitWindow.objects.forget_ended()

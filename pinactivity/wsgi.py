@@ -1,4 +1,4 @@
-"""The WSGI application; refuses to start where the checks find a fault."""
+"""The WSGI application; it refuses to start when a check finds an error."""
 
 import os
 import sys

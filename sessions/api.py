@@ -19,7 +19,7 @@ from pinactivity.http.openapi import (
     device_id,
     problems,
 )
-from pinactivity.http.rate_limits import beats, limit_call, limit_start
+from pinactivity.http.rate_limits import heartbeats, limit_call, limit_start
 from pinactivity.telemetry.metrics import SIGN_INS
 from sessions.device import Device, identify_device
 from sessions.lifecycle import Status
@@ -93,7 +93,7 @@ class SessionHeartbeatView(ApiView):
         anonymous_id = required_anonymous_id(request, takes_beacons=True)
         device = calling_device(request)
         session_id = read_id(request.data, "SessionId")
-        beats.count(anonymous_id)
+        heartbeats.count(anonymous_id)
         beat = beat_session(
             session_id=session_id,
             anonymous_id=anonymous_id,

@@ -23,7 +23,7 @@ from pinactivity.http.openapi import (
     problems,
 )
 from pinactivity.http.periods import parse_period
-from pinactivity.http.rate_limits import beats, limit_call, limit_start
+from pinactivity.http.rate_limits import heartbeats, limit_call, limit_start
 from sessions.api import calling_device
 from views.lifecycle import ViewSource
 from views.selectors import views_of_user
@@ -107,7 +107,7 @@ class PropertyObjectViewHeartbeatView(ApiView):
             identified = parse_id(view_id)
         except ValueError:
             raise Http404 from None
-        beats.count((anonymous_id, identified))
+        heartbeats.count((anonymous_id, identified))
         return Response({"Accepted": beat_view(view_id=identified, anonymous_id=anonymous_id)})
 
 

@@ -1,4 +1,4 @@
-"""What every admin here shares: it reads, and it never counts a huge table."""
+"""The base of every admin: it changes nothing, and never counts a whole table."""
 
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,7 @@ _COUNTED_TO = 10_000
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at run time
-    """Counts to 10,000 and no further; what lies beyond is found by searching."""
+    """Counts to 10,000 and no further; rows beyond that are found by searching."""
 
     @cached_property
     def count(self) -> int:
@@ -26,16 +26,16 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # not generic at r
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at run time
-    """Shows rows, changes none. `id_fields` are searched for a pasted UUID in any spelling."""
+    """Shows rows and changes none. A search finds a UUID, in any spelling, in `id_fields`."""
 
     id_fields: tuple[str, ...] = ("id",)
     paginator = BoundedPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # each would count the whole table
-    sortable_by = ()  # only the order of the primary key has an index
+    sortable_by = ()  # only the primary key's order has an index
     ordering = ("-id",)  # v7: the newest first
     list_per_page = 50
-    search_fields = ("pk",)  # shows the box; the search itself is below
+    search_fields = ("pk",)  # shows the search box; get_search_results searches
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
@@ -50,11 +50,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic 
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> Any:
         if any("\x00" in value for _, values in request.GET.lists() for value in values):
-            raise BadRequest  # PostgreSQL has no such text
+            raise BadRequest  # PostgreSQL refuses NUL in text
         for chosen in request.POST.getlist(ACTION_CHECKBOX_NAME):
             try:
                 self.opts.pk.to_python(chosen)
-            except ValidationError as exc:  # Django's own filter by it would fail
+            except ValidationError as exc:  # Django's filter by it would fail
                 raise BadRequest from exc
         return super().changelist_view(request, extra_context)
 

@@ -1,4 +1,4 @@
-"""System checks, enforced by every entry point: WSGI runs none, and Celery ignores them."""
+"""System checks that every entry point enforces, because WSGI runs none and Celery ignores them."""
 
 import sys
 from typing import Any
@@ -19,7 +19,7 @@ def check_isolation_level(databases: Any = None, **_: Any) -> list[checks.CheckM
             cursor.execute("SHOW default_transaction_isolation")
             (level,) = cursor.fetchone()
     except DatabaseError:
-        return []  # being away is not a fault of configuration; readiness tells it
+        return []  # an unreachable database is not a configuration error; readiness reports it
     if level == READ_COMMITTED:
         return []
     return [

@@ -1,8 +1,8 @@
-"""Logs: one JSON object a line by structlog, or readable lines in development.
+"""Logs by structlog: one JSON object a line, or readable lines in development.
 
-Loggers of libraries pass through the same formatter. An exception's text may quote a row
-(PostgreSQL's DETAIL) or a request, so no line carries it: only its class and, for database
-errors, SQLSTATE and constraint (design, section 13).
+The loggers of libraries use the same formatter. An exception's text may quote a row (PostgreSQL's
+DETAIL) or a request, so no line has it. A line has the exception's class and, of a database error,
+SQLSTATE and constraint (design, section 13).
 """
 
 import logging.config
@@ -19,7 +19,7 @@ from pinactivity.core.error_info import describe_error
 def _replace_exception_text(
     _logger: Any, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Turn `exc_info` into class, codes and the places of the stack, never the message."""
+    """Replace `exc_info` by class, codes and the lines of the stack, without the message."""
     info = event.pop("exc_info", None)
     if info is True:
         info = sys.exc_info()
@@ -33,7 +33,7 @@ def _replace_exception_text(
 
 
 class NameExceptions(logging.Filter):
-    """Put the class in the place of every exception among a line's arguments."""
+    """Replaces every exception among a line's arguments by its class."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, Mapping):
@@ -57,7 +57,7 @@ _SHARED: list[structlog.typing.Processor] = [
 ]
 
 
-# One list for good: a logger keeps the one that it met at its first line.
+# A constant, because a logger keeps the list of its first line.
 _PROCESSORS: list[structlog.typing.Processor] = [
     structlog.stdlib.filter_by_level,
     structlog.stdlib.PositionalArgumentsFormatter(),
@@ -96,7 +96,7 @@ def logging_config(*, level: str, readable: bool) -> dict[str, Any]:
         },
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
-            # Their INFO lines say every poll and every task; ours say what came of it.
+            # Their INFO lines report every poll and every task; ours report the results.
             "kafka": {"level": "WARNING"},
             "kafka.coordinator": {"level": "ERROR"},  # warns that a reader without group has none
             "celery.app.trace": {"level": "CRITICAL"},  # quotes exceptions; see celery.py
@@ -109,7 +109,7 @@ def logging_config(*, level: str, readable: bool) -> dict[str, Any]:
 
 
 def configure(config: dict[str, Any]) -> None:
-    """Set up logging; Django calls it with LOGGING (setting LOGGING_CONFIG)."""
+    """Set up logging; Django calls this with LOGGING, by the setting LOGGING_CONFIG."""
     logging.config.dictConfig(config)
     structlog.configure(
         processors=_PROCESSORS,

@@ -1,7 +1,7 @@
-"""What an exception is, without its text.
+"""What may be recorded of an exception: class and codes, never its text.
 
-PostgreSQL's DETAIL quotes the whole row (addresses, User-Agents), and other libraries quote
-their input: only class, SQLSTATE and constraint are ever recorded (design, section 13).
+PostgreSQL's DETAIL quotes the whole row with its address and User-Agent, and other libraries quote
+their input (design, section 13).
 """
 
 from django.db import DatabaseError, InterfaceError
@@ -21,7 +21,7 @@ def sqlstate(exc: BaseException) -> str | None:
 
 
 def constraint(exc: BaseException) -> str | None:
-    """Return the name of the constraint that a database error broke, if it names one."""
+    """Return the constraint that a database error names, if any."""
     for candidate in (exc, exc.__cause__):
         name = getattr(getattr(candidate, "diag", None), "constraint_name", None)
         if isinstance(name, str):
@@ -30,9 +30,10 @@ def constraint(exc: BaseException) -> str | None:
 
 
 def is_connection_lost(exc: BaseException) -> bool:
-    """Return whether the database went away: SQLSTATE 08*, 57P*, or an error without any.
+    """Return whether the connection is lost: SQLSTATE 08*, 57P*, or an error without any.
 
-    So it did for this connection when a transaction idled or lasted too long (25P03, 25P04).
+    PostgreSQL also ends the connection of a transaction that idles or lasts too long (25P03,
+    25P04).
     """
     if not isinstance(exc, DatabaseError | InterfaceError):
         return False
@@ -43,8 +44,8 @@ def is_connection_lost(exc: BaseException) -> bool:
 def is_storage_error(exc: BaseException) -> bool:
     """Return whether PostgreSQL as a whole cannot do the work, whatever the row.
 
-    Lost, read-only after a failover (25*), without a table or a right (42*, 28*, 3D*, 3F*), out
-    of disk or memory (53*), over a limit of its own (54*), or broken (58*, XX*).
+    It is lost, read-only after a failover (25*), lacks a table or a right (42*, 28*, 3D*, 3F*), is
+    out of disk or memory (53*), past a limit of its own (54*), or broken (58*, XX*).
     """
     if is_connection_lost(exc):
         return True

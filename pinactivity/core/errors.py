@@ -1,7 +1,7 @@
-"""Errors that callers can tell apart; `problems.py` gives each its HTTP form.
+"""Errors that callers distinguish; `http/problems.py` gives each its HTTP form.
 
-The docstring of a class is its default message. Every message is safe to show: it never
-quotes a value that came in.
+The docstring of a class is its default message. A message never quotes a value that came in, so
+it is safe to show.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""JSON as strict as PostgreSQL, Kafka's readers and the standard together are.
+"""JSON that the standard, PostgreSQL and every reader of Kafka accept alike.
 
-`json.loads` accepts NaN and Infinity, which jsonb does not; keeps the last of two equal keys;
-and lets NUL and lone surrogates pass, which PostgreSQL's text does not.
+`json.loads` accepts more: NaN and Infinity, which jsonb refuses; a key twice, of which it keeps the
+last; NUL and lone surrogates, which PostgreSQL's text refuses.
 """
 
 import json
@@ -16,16 +16,16 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class InvalidJSON(ValueError):
-    """Say what is wrong with a document; never quotes it."""
+    """Names what is wrong with a document, and never quotes it."""
 
 
 def loads(document: bytes) -> Any:
     """Decode one JSON document in UTF-8.
 
     Raises:
-        InvalidJSON: not UTF-8; not JSON; NaN, Infinity, a number beyond 64 bits or nearer to
-            zero than 1e-15; a key twice in an object; NUL or a lone surrogate; nested deeper
-            than 32.
+        InvalidJSON: it is not UTF-8 or not JSON; has NaN, Infinity, a number beyond 64 bits or
+            nearer to zero than 1e-15; has a key twice in one object, NUL or a lone surrogate; or
+            is nested deeper than 32.
     """
     try:
         value = _DECODER.decode(document.decode())
@@ -37,8 +37,8 @@ def loads(document: bytes) -> Any:
         raise InvalidJSON("Is nested too deep.") from None
     except ValueError:
         raise InvalidJSON("Is not valid JSON.") from None
-    # The decoder refuses a bare NUL, and UTF-8 has no surrogates: they come as escapes only. Nor
-    # is there a level without a bracket.
+    # The decoder refuses a bare NUL, and UTF-8 has no surrogates, so both can come only as escapes.
+    # Every level has a bracket, so few brackets cannot be too deep.
     if b"\\u" in document or document.count(b"{") + document.count(b"[") > MAX_DEPTH:
         _walk(value, 0)
     return value
@@ -59,14 +59,14 @@ def _float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise InvalidJSON("Has a number that is not finite.")
-    # jsonb writes every number out: 1e20 becomes a whole number, 1e-300 three hundred digits.
+    # jsonb writes numbers out in full: 1e20 becomes a whole number, 1e-300 three hundred digits.
     if value and not _LEAST_FRACTION <= abs(value) <= _MAX_INTEGER:
         raise InvalidJSON("Has a number beyond 64 bits, or nearer to zero than 1e-15.")
     return value
 
 
 def _integer(text: str) -> int:
-    # Compared by length first: int() of a long text takes quadratic time.
+    # The length is checked first, because int() of a long text takes quadratic time.
     if len(text) > 20 or abs(int(text)) > _MAX_INTEGER:
         raise InvalidJSON("Has a whole number beyond 64 bits.")
     return int(text)

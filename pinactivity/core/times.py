@@ -1,4 +1,4 @@
-"""Times as text: ISO 8601 in UTC, on every wire; and durations, for people."""
+"""Times as ISO 8601 in UTC, as all our interfaces write them, and durations for people."""
 
 import re
 from datetime import UTC, datetime
@@ -11,18 +11,18 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 def parse_time(text: object) -> datetime:
     """Read an ISO 8601 time with its offset (`Z` included), any number of fraction digits.
 
-    Fractions beyond microseconds are cut off: other platforms write seven digits.
+    Digits beyond microseconds are cut off; other platforms write seven.
 
     Returns:
         The time in UTC.
 
     Raises:
-        ValueError: not a string, not ISO 8601, without an offset, or beyond years 1 to 9999.
+        ValueError: it is not a string, not ISO 8601, has no offset, or is beyond years 1 to 9999.
     """
     if not isinstance(text, str) or len(text) > 64:
         raise ValueError("Must be an ISO 8601 time with an offset.")
     try:
-        # Six digits and a Z, as `iso_utc` writes it: there is no long fraction to look for.
+        # A text as `iso_utc` writes it has six digits, so it needs no search for a long fraction.
         if len(text) != _OUR_LENGTH or text[19] != ".":
             text = _LONG_FRACTION.sub(r"\1", text)
         moment = datetime.fromisoformat(text)
@@ -45,7 +45,11 @@ def iso_utc_sql(moment: str) -> str:
 
 
 def say_duration(seconds: float) -> str:
-    """Say a duration as a person does, by its two greatest units: `4 min 20 s`, `2 d 3 h`."""
+    """Write a duration for people, in its two greatest units: `4 min 20 s`, `2 d 3 h`.
+
+    Args:
+        seconds: Rounded to whole seconds.
+    """
     rest = round(seconds)
     counts = []
     for unit, length in _UNITS:
@@ -53,5 +57,5 @@ def say_duration(seconds: float) -> str:
         counts.append((count, unit))
     while len(counts) > 1 and not counts[0][0]:
         del counts[0]
-    told = [counts[0], *(each for each in counts[1:2] if each[0])]
-    return " ".join(f"{count} {unit}" for count, unit in told)
+    greatest = [counts[0], *(each for each in counts[1:2] if each[0])]
+    return " ".join(f"{count} {unit}" for count, unit in greatest)

@@ -19,11 +19,11 @@ _HEADING = ["seconds", "device", "page"]
 
 
 class UnreadableVisits(Exception):
-    """Say what is wrong with a file of visits, and in which line."""
+    """Names what is wrong with a file of visits, and in which line."""
 
 
 class ReplayFailed(Exception):
-    """A tick of the closer failed: what follows would not be exact."""
+    """A run of the closer failed, so the rest of the replay would not be exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class Visit:
 
 
 @dataclass(slots=True)
-class _DeviceState:
-    """What a front end remembers."""
+class _FrontEnd:
+    """What the front end on a device remembers."""
 
     session_id: UUID
     views: dict[int, UUID] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class ReplayResult:
+class ReplayTotals:
     rows: int = 0
     ticks: int = 0
     sessions_closed: int = 0
@@ -63,7 +63,7 @@ def developer_id(number: int) -> UUID:
 
 
 def owner_of_page(page: int) -> int:
-    """Tell whose the object of a page is: one of developers 1 to 20, or 0, which is nobody's."""
+    """Return the number of the developer who owns a page's object: 1 to 20, or 0 for nobody."""
     return page % 21
 
 
@@ -100,15 +100,15 @@ def _parse(row: Sequence[str]) -> Visit | None:
     return Visit(int(row[0]), int(row[1]), int(row[2]) if row[2] else None)
 
 
-class Replay:
-    """One replay. The caller holds the replay's lock, which keeps the live closer out.
+class VisitReplay:
+    """One replay of visits. The caller holds the lock REPLAY, so that the live closer does not run.
 
     Args:
         visits: In the order of seconds.
-        start: Aware; the second 0.
-        tick: The closer runs at every multiple of it, before that second's visits.
-        user_agents: Device N has line ((N - 1) mod their number) + 1.
-        closer: Run with the replay's own time.
+        start: The time of second 0, aware.
+        tick: Between two runs of the closer; a run comes before the visits of its second.
+        user_agents: Device N has the one at index (N - 1) mod their number.
+        closer: Its runs get the replay's time.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class Replay:
         self._tick = tick
         self._user_agents = user_agents
         self._closer = closer
-        self._devices: dict[int, _DeviceState] = {}
+        self._devices: dict[int, _FrontEnd] = {}
         self._next_tick = start
-        self._result = ReplayResult()
+        self._totals = ReplayTotals()
 
-    def run(self, *, advance: Callable[[int], object] = lambda _: None) -> ReplayResult:
-        """Play all visits, then tick until nothing of the replay is Active.
+    def run(self, *, advance: Callable[[int], object] = lambda _: None) -> ReplayTotals:
+        """Play all visits, then run the closer until nothing of the replay is Active.
 
         Args:
             advance: Called with the number of visits played since its last call.
@@ -143,43 +143,43 @@ class Replay:
             while self._next_tick <= moment:
                 self._close_inactive()
             self._play(visit, moment)
-            self._result.rows += 1
+            self._totals.rows += 1
             advance(1)
         while self._is_active():
             self._close_inactive()
-        return self._result
+        return self._totals
 
     def _close_inactive(self) -> None:
         run = self._closer.run(now=self._next_tick)
         if run.outcome is not RunOutcome.SUCCEEDED or run.failures:
             raise ReplayFailed(f"The closer's run ended as {run.outcome}.")
         self._next_tick += self._tick
-        self._result.ticks += 1
-        self._result.sessions_closed += run.closed_sessions
-        self._result.views_closed += run.closed_views
+        self._totals.ticks += 1
+        self._totals.sessions_closed += run.closed_sessions
+        self._totals.views_closed += run.closed_views
 
     def _is_active(self) -> bool:
         devices = [anonymous_id(device) for device in self._devices]
         return Session.objects.active().filter(anonymous_id__in=devices).exists()
 
     def _play(self, visit: Visit, moment: datetime) -> None:
-        """Start or beat the device's session; with a page, open or beat its view."""
+        """Start the device's session or send its heartbeat; with a page, the same for its view."""
         anonymous = anonymous_id(visit.device)
         user_agent = self._user_agents[(visit.device - 1) % len(self._user_agents)]
         device = identify_device(user_agent, None)
         state = self._devices.get(visit.device)
         if state is None:
             started = start_session(anonymous_id=anonymous, user_id=None, device=device, now=moment)
-            state = self._devices[visit.device] = _DeviceState(started.session.session_id)
+            state = self._devices[visit.device] = _FrontEnd(started.session.session_id)
         elif visit.page is None:
-            beat = beat_session(
+            heartbeat = beat_session(
                 session_id=state.session_id,
                 anonymous_id=anonymous,
                 user_id=None,
                 device=device,
                 now=moment,
             )
-            state.session_id = beat.session.session_id
+            state.session_id = heartbeat.session.session_id
         if visit.page is None:
             return
         view_id = state.views.get(visit.page)

@@ -1,7 +1,7 @@
-"""Who calls: JSON web tokens of identity (design, section 13).
+"""The caller, by JSON web tokens of identity (design, section 13).
 
-Explicit algorithms; issuer, audience and expiry checked; `sub` is a UUID. Keys come from a JWKS
-URL or a PEM; HS256 only from an explicit secret in development.
+The algorithms are explicit. Issuer, audience and expiry are checked; `sub` is a UUID. Keys come
+from a JWKS URL or a PEM. HS256 needs an explicit secret, which only development has.
 """
 
 import threading
@@ -25,18 +25,18 @@ from pinactivity.telemetry.metrics import TOKENS_REJECTED
 ALGORITHMS = ("RS256", "ES256")
 _LEEWAY_SECONDS = 30
 _REFRESH_SECONDS = 30.0
-"""A token may name any key: how often one that is not known makes us ask identity."""
+"""Between two requests for the keys. A token may name any key, and not each may cause a request."""
 _RETRY_SECONDS = 3.0
-"""The same after identity did not answer."""
+"""The same after a request that identity did not answer."""
 _LIFESPAN_SECONDS = 600.0
-"""How long a key is trusted without asking again: identity may have withdrawn it."""
+"""For how long a key is trusted before it is requested again: identity may have withdrawn it."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who a valid token says calls."""
+    """The caller that a valid token names."""
 
     user_id: UUID
     claims: Mapping[str, Any]
@@ -46,8 +46,8 @@ def required_actor(request: HttpRequest) -> Actor:
     """Read the caller from the bearer token.
 
     Raises:
-        Unauthorized: no token, or not a valid one.
-        KeysUnavailable: identity's keys cannot be had now.
+        Unauthorized: there is no token, or it is not valid.
+        KeysUnavailable: identity does not answer, so the token cannot be checked.
     """
     scheme, _, token = request.headers.get("Authorization", "").strip().partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
@@ -56,9 +56,9 @@ def required_actor(request: HttpRequest) -> Actor:
 
 
 def optional_user(request: HttpRequest) -> UUID | None:
-    """Read the user where a guest may call too: a token that is not valid means a guest.
+    """Read the user where a guest may call too.
 
-    Such tokens are counted, by reason, not answered with an error.
+    A caller whose token is not valid is a guest; the token is counted by its reason.
     """
     if "HTTP_AUTHORIZATION" not in request.META:
         return None
@@ -85,7 +85,7 @@ def _verify(token: str) -> Actor:
     except jwt.ExpiredSignatureError as exc:
         raise Unauthorized("expired") from exc
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as exc:
-        # Beyond PyJWT's own errors: what its parsers let through of a hostile token.
+        # PyJWT lets errors of its parsers through when a token is hostile.
         raise Unauthorized("invalid") from exc
 
 
@@ -102,28 +102,30 @@ def _key_for(token: str) -> tuple[Any, list[str]]:
 
 
 class SigningKeys:
-    """Identity's keys by `kid`, kept, and asked for again when a token names another or in time.
+    """Identity's keys by `kid`, cached.
 
-    Not PyJWKClient's own look-up: that one asks the network for every unknown `kid`, so anybody
-    could make every request wait for it. Known keys outlive an identity that does not answer.
+    They are requested again when a token names an unknown key, and when they are old; in both
+    cases at most once in a while. PyJWKClient's own cache requests them for every unknown `kid`,
+    so anybody could make each of our requests wait for identity. Known keys stay in use while
+    identity does not answer.
     """
 
     def __init__(self, url: str) -> None:
         self._client = jwt.PyJWKClient(url, cache_jwk_set=False, timeout=3)
         self._lock = threading.Lock()
         self._keys: dict[str, jwt.PyJWK] = {}
-        self._asked_at = self._answered_at = float("-inf")
+        self._requested_at = self._answered_at = float("-inf")
 
     def get(self, kid: object) -> jwt.PyJWK:
         """Return the key.
 
         Raises:
             jwt.PyJWTError: identity has no such key.
-            KeysUnavailable: identity does not answer, so nobody can tell.
+            KeysUnavailable: the key is unknown, and identity does not answer.
         """
         if not isinstance(kid, str):
             raise jwt.InvalidTokenError("no kid")
-        if self._is_due(kid):
+        if self._must_refresh(kid):
             self._refresh(kid)
         key = self._keys.get(kid)
         if key is not None:
@@ -134,36 +136,38 @@ class SigningKeys:
 
     @property
     def _is_unanswered(self) -> bool:
-        return self._answered_at < self._asked_at
+        return self._answered_at < self._requested_at
 
-    def _is_due(self, kid: str) -> bool:
+    def _must_refresh(self, kid: str) -> bool:
         now = time.monotonic()
         if kid in self._keys:
             return (
                 now - self._answered_at >= _LIFESPAN_SECONDS
-                and now - self._asked_at >= _REFRESH_SECONDS
+                and now - self._requested_at >= _REFRESH_SECONDS
             )
-        return now - self._asked_at >= (_RETRY_SECONDS if self._is_unanswered else _REFRESH_SECONDS)
+        return now - self._requested_at >= (
+            _RETRY_SECONDS if self._is_unanswered else _REFRESH_SECONDS
+        )
 
     def _refresh(self, kid: str) -> None:
-        # A token with a known key does not wait while another request asks.
+        # A token with a known key does not wait for the request of another thread.
         if not self._lock.acquire(blocking=kid not in self._keys):
             return
         try:
-            if self._is_due(kid):
-                self._ask()
+            if self._must_refresh(kid):
+                self._fetch()
         finally:
             self._lock.release()
 
-    def _ask(self) -> None:
+    def _fetch(self) -> None:
         try:
             keys = {key.key_id: key for key in self._client.get_signing_keys() if key.key_id}
         except Exception as exc:  # whatever identity, or what stands before it, may answer
             log.warning("signing keys unavailable", **describe_error(exc))
-            self._asked_at = time.monotonic()
+            self._requested_at = time.monotonic()
             return
         self._keys = keys
-        self._answered_at = self._asked_at = time.monotonic()
+        self._answered_at = self._requested_at = time.monotonic()
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The address of the client, as far as it can be trusted (design, section 13)."""
+"""The client's address, as far as it can be trusted (design, section 13)."""
 
 import ipaddress
 from functools import lru_cache
@@ -10,9 +10,9 @@ from django.http import HttpRequest
 def client_ip(request: HttpRequest) -> str | None:
     """Return the client's address in canonical form, or None when it cannot be read.
 
-    Without proxies it is the socket's. Behind TRUSTED_PROXY_COUNT proxies, each of which
-    appends the address it saw to X-Forwarded-For, it is the entry that the first of ours
-    wrote: the count-th from the right. What stands left of it anybody may have written.
+    Without proxies it is the address of the socket. Each of our TRUSTED_PROXY_COUNT proxies
+    appends the address that it saw to X-Forwarded-For. The client's is the entry of the outermost
+    of them, the count-th from the right. Anybody may have written the entries to the left of it.
     """
     address = request.META.get("REMOTE_ADDR", "")
     if proxies := settings.TRUSTED_PROXY_COUNT:
@@ -23,7 +23,11 @@ def client_ip(request: HttpRequest) -> str | None:
 
 @lru_cache(maxsize=10_000)
 def parse_address(text: str) -> str | None:
-    """Read an address as proxies write it: perhaps with a port, in brackets, with a zone."""
+    """Read an address as proxies write it, which may have a port, brackets or a zone.
+
+    Returns:
+        The address in canonical form; None if the text is no address.
+    """
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

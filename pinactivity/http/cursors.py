@@ -1,4 +1,4 @@
-"""Cursor pages, newest first: by (created_at, id), which an index holds."""
+"""Cursor pages, newest first, ordered by (created_at, id), which has an index."""
 
 import base64
 import binascii
@@ -31,7 +31,7 @@ def parse_page(query: Mapping[str, str]) -> Page:
     """Read `Cursor` and `Limit`.
 
     Raises:
-        ValidationFailed: a cursor that we did not write, or a limit out of 1 to 200.
+        ValidationFailed: the cursor is not one that we wrote, or the limit is not from 1 to 200.
     """
     limit = query.get("Limit", str(DEFAULT_LIMIT))
     if not (
@@ -72,6 +72,6 @@ def _decode(cursor: str) -> tuple[datetime, UUID]:
         after = parse_time(created_at), parse_id(row_id)
     except (ValueError, TypeError, binascii.Error, RecursionError):
         after = None
-    if after is None or _encode(*after) != cursor:  # another spelling is none that we wrote
+    if after is None or _encode(*after) != cursor:  # we never wrote another spelling
         raise ValidationFailed({"Cursor": ["Must be the NextCursor of a page."]})
     return after

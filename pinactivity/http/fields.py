@@ -1,4 +1,4 @@
-"""Fields of our JSON that Django REST has no strict form of."""
+"""Fields of our JSON, stricter than Django REST's."""
 
 from datetime import datetime
 from typing import Any
@@ -12,7 +12,7 @@ from pinactivity.core.times import iso_utc
 
 
 class IdField(serializers.UUIDField):
-    """A UUID as text in any legal spelling, not nil; numbers are not ids."""
+    """A UUID as text in any legal spelling; not nil, not a number."""
 
     def to_internal_value(self, data: Any) -> UUID:
         try:
@@ -22,14 +22,14 @@ class IdField(serializers.UUIDField):
 
 
 class UtcField(serializers.DateTimeField):
-    """A time as everywhere else here: ISO 8601 in UTC, microseconds, `Z`."""
+    """A time as ISO 8601 in UTC, with microseconds and `Z`."""
 
     def to_representation(self, value: datetime) -> str:
         return iso_utc(value)
 
 
 def read_id(body: object, field: str) -> UUID:
-    """Read one id of a JSON object, without a serializer: for bodies that have nothing else.
+    """Read one id of a JSON object; bodies that have nothing else need no serializer.
 
     Raises:
         ValidationFailed: the body is no object, or the field is missing or not an id.

@@ -1,4 +1,4 @@
-"""What every operation of the schema shares: headers, and problems by their codes."""
+"""What the operations of the schema share: headers, parameters, and problems by their codes."""
 
 from collections import defaultdict
 from typing import Any
@@ -27,7 +27,7 @@ class Problem(serializers.Serializer[None]):
 
 
 def problems(*codes: str) -> dict[Any, OpenApiResponse]:
-    """Document the answers of an operation that fail, by status.
+    """Document the problems that an operation may answer, by status.
 
     Args:
         codes: Keys of PROBLEMS, besides those that any operation may answer.
@@ -41,7 +41,7 @@ def problems(*codes: str) -> dict[Any, OpenApiResponse]:
     }
 
 
-# The first for a host or a header that Django itself refuses.
+# VALIDATION_FAILED, because Django itself may refuse a host or a header.
 _OF_ANY = ("VALIDATION_FAILED", "METHOD_NOT_ALLOWED", "USER_ACTIVITY_STORAGE_UNAVAILABLE")
 BODY_PROBLEMS = ("PAYLOAD_TOO_LARGE", "UNSUPPORTED_MEDIA_TYPE", "VALIDATION_FAILED")
 

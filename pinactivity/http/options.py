@@ -1,4 +1,4 @@
-"""Options of the edge, validated where they are built."""
+"""Options of the HTTP API, validated where they are built."""
 
 from dataclasses import dataclass, fields
 
@@ -16,18 +16,20 @@ class RateLimitOptions:
     """
 
     start_per_address: int = 30
+    """Starts, and heartbeats and openings that start a session."""
+    """Starts, and heartbeats and openings that start a session."""
     per_anonymous_id: int = 60
     """Of link and of open, each."""
     per_address: int = 600
     """Of link and of open, each."""
     heartbeats: int = 20
-    """Of a device's session, and of a view, within one web process."""
+    """Of a session, and of each view; every web process counts its own."""
 
     def __post_init__(self) -> None:
-        faults = {
+        reasons = {
             field.name: f"Must be from 0 to {_MOST}."
             for field in fields(self)
             if not 0 <= getattr(self, field.name) <= _MOST
         }
-        if faults:
-            raise InvalidOptions(faults)
+        if reasons:
+            raise InvalidOptions(reasons)

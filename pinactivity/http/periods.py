@@ -1,4 +1,4 @@
-"""Periods of reads, as `From` and `To` in a query: half-open, by UTC (C23)."""
+"""Periods that reads ask for by `From` and `To`: half-open, in UTC (C23)."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Whatever is at `since` or later, and before `until`; None leaves that side open."""
+    """From `since`, included, to `until`, excluded; None leaves that side open."""
 
     since: datetime | None
     until: datetime | None

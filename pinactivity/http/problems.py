@@ -83,27 +83,25 @@ def answer(
 
 
 def answer_exception(  # noqa: C901, PLR0911, PLR0912 - a table of answers
-    fault: Exception, context: Mapping[str, Any]
+    exc: Exception, context: Mapping[str, Any]
 ) -> HttpResponse:
     """Answer an exception of a view; Django REST's EXCEPTION_HANDLER."""
-    match fault:
+    match exc:
         case ValidationFailed():
-            return answer(fault.code, detail=str(fault), errors=fault.errors)
+            return answer(exc.code, detail=str(exc), errors=exc.errors)
         case Unauthorized():
             challenge = 'Bearer realm="pinactivity"'
-            if fault.reason != "absent":
+            if exc.reason != "absent":
                 challenge += ', error="invalid_token"'
-            return answer(fault.code, detail=str(fault), headers={"WWW-Authenticate": challenge})
+            return answer(exc.code, detail=str(exc), headers={"WWW-Authenticate": challenge})
         case RateLimited():
-            return answer(
-                fault.code, detail=str(fault), headers={"Retry-After": str(fault.retry_after)}
-            )
+            return answer(exc.code, detail=str(exc), headers={"Retry-After": str(exc.retry_after)})
         case ServiceError():
-            return answer(fault.code, detail=str(fault))
+            return answer(exc.code, detail=str(exc))
         case exceptions.ValidationError():
-            return answer("VALIDATION_FAILED", errors=_flatten(fault.detail))
+            return answer("VALIDATION_FAILED", errors=_flatten(exc.detail))
         case exceptions.ParseError():
-            return answer("VALIDATION_FAILED", errors={"body": [str(fault.detail)]})
+            return answer("VALIDATION_FAILED", errors={"body": [str(exc.detail)]})
         case Http404():
             return answer("NOT_FOUND")
         case exceptions.MethodNotAllowed():
@@ -114,12 +112,12 @@ def answer_exception(  # noqa: C901, PLR0911, PLR0912 - a table of answers
         case RequestDataTooBig():
             return answer(PayloadTooLarge.code)
         case Error():
-            # Every fault that reaches here is PostgreSQL's or the way to it: constraint
-            # violations that mean something are translated where they are understood.
-            log.error("storage fault", **describe_error(fault))
+            # It is PostgreSQL's, or of the way to it. A constraint violation that has a meaning is
+            # translated by the service that knows it.
+            log.error("storage unavailable", **describe_error(exc))
             return answer("USER_ACTIVITY_STORAGE_UNAVAILABLE")
         case _:
-            raise fault
+            raise exc
 
 
 def _flatten(detail: Any, prefix: str = "") -> dict[str, list[str]]:
@@ -145,5 +143,5 @@ def bad_request(request: HttpRequest, exception: Exception | None = None) -> Htt
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Django's handler500. The fault is logged by Django, without its text (logging.py)."""
+    """Django's handler500. Django logs the error, without its text (conf/logs.py)."""
     return answer("INTERNAL_ERROR")

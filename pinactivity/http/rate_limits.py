@@ -1,7 +1,7 @@
-"""Rate limits that hold across web processes without Redis (design, section 13).
+"""Rate limits that hold across web processes, without Redis (design, section 13).
 
-Fixed windows of a minute in PostgreSQL: one upsert a request, of all the limits that it counts
-against. Beats are counted in process, since a beat is one statement in all.
+PostgreSQL counts in fixed windows of a minute; one upsert counts a request against all its limits.
+Each web process counts heartbeats itself, because a heartbeat takes only one statement.
 """
 
 import ipaddress
@@ -17,12 +17,25 @@ from pinactivity.telemetry.metrics import REQUESTS_LIMITED
 
 
 def limit_start(*, address: str | None) -> None:
-    """Count a start; raises RateLimited past the limit of its address."""
+    """Count a start.
+
+    Raises:
+        RateLimited: the address is past its limit.
+    """
     _count({_of_address("start", address): settings.RATE_LIMITS.start_per_address})
 
 
 def limit_call(call: str, *, anonymous_id: object, address: str | None) -> None:
-    """Count a link or an opening; raises RateLimited past the limit of device or address."""
+    """Count a link or an opening.
+
+    Args:
+        call: `link` or `open`, counted apart.
+        anonymous_id: Of the device.
+        address: Of the client, or None if it could not be read.
+
+    Raises:
+        RateLimited: the device or the address is past its limit.
+    """
     _count(
         {
             f"{call}:device:{anonymous_id}": settings.RATE_LIMITS.per_anonymous_id,
@@ -32,9 +45,10 @@ def limit_call(call: str, *, anonymous_id: object, address: str | None) -> None:
 
 
 def _of_address(call: str, address: str | None) -> str | None:
-    """Name the limit of an address: IPv6 by /64, since a household has 2^64 of them.
+    """Name the limit of an address.
 
-    None for an address that could not be read: many devices would share it.
+    An IPv6 address counts as its /64 network, because a household has 2^64 addresses. An address
+    that could not be read has no limit, because unrelated devices would share it.
     """
     if address is None:
         return None
@@ -55,8 +69,8 @@ def _count(limits: dict[str | None, int]) -> None:
             _refuse(f"{call}-{kind}", retry_after)
 
 
-class BeatLimit:
-    """Counts beats within this process; every minute begins empty, so it stays small."""
+class HeartbeatLimit:
+    """Counts heartbeats of this process; every minute begins empty, so the counts stay few."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,7 +78,14 @@ class BeatLimit:
         self._counts: defaultdict[object, int] = defaultdict(int)
 
     def count(self, key: object) -> None:
-        """Count a beat of a device's session, or of its view; raises RateLimited past the limit."""
+        """Count a heartbeat.
+
+        Args:
+            key: What the limit is of: the device of a session, or a view.
+
+        Raises:
+            RateLimited: the key is past its limit.
+        """
         limit = settings.RATE_LIMITS.heartbeats
         if not limit:
             return
@@ -80,7 +101,7 @@ class BeatLimit:
             _refuse("heartbeat", int((window + 1) * WINDOW.total_seconds() - now) + 1)
 
 
-beats = BeatLimit()
+heartbeats = HeartbeatLimit()
 
 
 def _refuse(limit: str, retry_after: int) -> None:

@@ -1,4 +1,7 @@
-"""/metrics of the web process: its own, and what PostgreSQL knows when the workers are dead."""
+"""/metrics of the web process: its own metrics, and gauges of what PostgreSQL holds.
+
+The gauges are right even while no worker runs.
+"""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +23,7 @@ _CACHED_SECONDS = 10.0
 
 
 class StorageCollector(Collector):
-    """Reads the gauges from PostgreSQL, at most once in 10 s; none of them while it is away."""
+    """Reads gauges from PostgreSQL, at most once in 10 s; has none while PostgreSQL is away."""
 
     def __init__(self) -> None:
         self._read_at = float("-inf")
@@ -64,7 +67,11 @@ def _read() -> Iterator[GaugeMetricFamily]:
             activity.last_success_at.timestamp(),
         )
     yield GaugeMetricFamily("outbox_pending", "Messages not published yet.", outbox.pending)
-    yield GaugeMetricFamily("outbox_parked", "Messages parked as at fault.", outbox.parked)
+    yield GaugeMetricFamily(
+        "outbox_parked",
+        "Messages that Kafka refuses; they are parked and not sent again.",
+        outbox.parked,
+    )
     yield GaugeMetricFamily(
         "outbox_oldest_pending_seconds",
         "Age of the oldest message not published yet.",

@@ -1,4 +1,4 @@
-"""Is this process alive, and can it serve?"""
+"""/health/live and /health/ready of the web process."""
 
 from django.db import Error, connection
 from django.db.migrations.executor import MigrationExecutor
@@ -11,7 +11,7 @@ _migrated = False  # once true it stays true for the life of the process
 
 
 def live(request: HttpRequest) -> HttpResponse:
-    """Answer that the process answers."""
+    """Answer 200: the process runs."""
     return JsonResponse({"Status": "live"})
 
 
@@ -29,6 +29,6 @@ def ready(request: HttpRequest) -> HttpResponse:
             (level,) = cursor.fetchone()
     except Error:
         return answer("USER_ACTIVITY_STORAGE_UNAVAILABLE", detail="PostgreSQL does not answer.")
-    if level != READ_COMMITTED:  # asked again: PostgreSQL may have been away at the start
+    if level != READ_COMMITTED:  # again, because PostgreSQL may have been away at the start
         return answer("USER_ACTIVITY_STORAGE_UNAVAILABLE", detail="PostgreSQL isolates otherwise.")
     return JsonResponse({"Status": "ready"})

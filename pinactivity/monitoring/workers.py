@@ -1,7 +1,8 @@
-"""Do a Celery worker and beat get on? For /healthz of their process.
+"""The health of a Celery worker and of beat, for /healthz of their process.
 
-A worker that idles is healthy as long as nothing waits for it, so PostgreSQL is asked; one that
-cannot ask waits for PostgreSQL, and a restart would not help it. Beat gets on when it sends.
+A worker may idle as long as no row of its queues is overdue, which PostgreSQL knows. While
+PostgreSQL does not answer, the worker is healthy: a restart would not help. Beat is healthy while
+it sends ticks.
 """
 
 import threading
@@ -18,17 +19,17 @@ from pinactivity.monitoring.activity import activity_snapshot
 from pinactivity.postgres.clock import statement_time
 
 STUCK_AFTER = timedelta(minutes=2)
-"""Beyond the longest that a task may take by its own bounds."""
+"""Added to the longest time that a task may take by its own limits."""
 _RELAY_LATE = timedelta(minutes=1)
 
 ReadStorage = Callable[[], datetime | None]
 
 
 class WorkerProgress:
-    """What the tasks of this worker do; thread-safe.
+    """Which tasks of this worker run, and since when; thread-safe.
 
     Args:
-        clock: Seconds of a clock that only goes forward.
+        clock: A monotonic clock, seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,9 +61,17 @@ class WorkerProgress:
 
 
 def report_worker(progress: WorkerProgress, queues: Collection[str]) -> tuple[bool, dict[str, Any]]:
-    """Tell how a worker of some queues does.
+    """Report the health of a worker.
 
-    Stuck is a task that outlives its own bounds, or idling while rows of its queues are overdue.
+    It is stuck if a task has outlived its own limits, or if it idles while rows of its queues are
+    overdue.
+
+    Args:
+        progress: Of the worker's tasks.
+        queues: Those that the worker serves.
+
+    Returns:
+        Whether it is healthy, and the report.
     """
     running_for = progress.running_for
     body: dict[str, Any] = {
@@ -82,14 +91,14 @@ def report_worker(progress: WorkerProgress, queues: Collection[str]) -> tuple[bo
     except Error:
         return True, {**body, "WaitsFor": "PostgreSQL"}
     finally:
-        connection.close()  # of the server's thread, which ends with the answer
+        connection.close()  # it belongs to the HTTP server's thread, which ends with the answer
     if body["Overdue"]:
         return False, {**body, "Status": "stuck"}
     return True, body
 
 
 def _is_overdue(queue: str, idle_for: timedelta) -> bool:
-    """Tell whether rows wait that this idle worker should have taken at some tick by now."""
+    """Return whether there are rows that an idle worker should have handled at an earlier tick."""
     if queue == "closer":
         ticks = 3 * settings.ACTIVITY_CLOSER.polling_interval
         late = settings.ACTIVITY_CLOSER.inactivity_threshold + ticks
@@ -105,7 +114,7 @@ def _older_than(age: timedelta, moment: datetime | None) -> bool:
 
 
 class BeatProgress:
-    """When beat last sent a tick."""
+    """When beat sent its last tick."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -120,7 +129,11 @@ class BeatProgress:
 
 
 def report_beat(progress: BeatProgress) -> tuple[bool, dict[str, Any]]:
-    """Tell how beat does: stuck when it has missed three ticks of its most frequent task."""
+    """Report the health of beat: it is stuck after three missed ticks of its most frequent task.
+
+    Returns:
+        Whether it is healthy, and the report.
+    """
     intervals = (settings.ACTIVITY_CLOSER.polling_interval, settings.OUTBOX.polling_interval)
     alive = progress.silent_for <= max(3 * min(intervals), timedelta(seconds=30))
     return alive, {

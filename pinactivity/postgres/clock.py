@@ -1,8 +1,8 @@
-"""One clock, the database's (INV-SES-004): no host's own time decides anything.
+"""The database's clock, which alone gives times (INV-SES-004); no host's clock decides anything.
 
-Services take `now: datetime | None`. None is the database's clock; a value is for tests and
-for the replay. SQL that we write takes the same choice: `coalesce(%(now)s, statement_timestamp())`.
-The statement's time, because the transaction's is older than what a lock wait let pass.
+Services take `now: datetime | None`. None is the database's clock; tests and the demo's replay give
+a value. Our SQL makes the same choice: `coalesce(%(now)s, statement_timestamp())`. It is the
+statement's time, because the transaction's lies before what happened while it waited for a lock.
 """
 
 from datetime import datetime
@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 
 def statement_time(now: datetime | None = None) -> datetime:
-    """Return `now`, or the database's time, asked for in a statement of its own."""
+    """Return `now`, or the database's time, which takes a statement of its own."""
     if now is not None:
         return now
     with connection.cursor() as cursor:
@@ -25,5 +25,5 @@ def statement_time(now: datetime | None = None) -> datetime:
 
 
 def time_expression(now: datetime | None = None) -> Combinable:
-    """Express `now`, or the time of the statement that this stands in, for the ORM."""
+    """Return an ORM expression for `now`, or for the time of the statement that contains it."""
     return Now() if now is None else Value(now, output_field=DateTimeField())

@@ -1,9 +1,8 @@
-"""Database connections that PostgreSQL has closed meanwhile, found without asking it.
+"""Replaces database connections that PostgreSQL has closed, without a statement.
 
-Connections persist, and a restart of PostgreSQL ends them all: each thread would find out by a
-request that fails. `SELECT 1` before every request would find out too, at the price of a second
-statement for every beat. But the end of a connection lies in its socket: an idle one that has
-something to read has been told goodbye.
+Connections persist. When PostgreSQL restarts it closes them all, and each thread would notice by a
+request that fails. `SELECT 1` before every request would double the statements of a heartbeat.
+Instead the socket is polled: PostgreSQL sends nothing on an idle connection but its end.
 """
 
 import select
@@ -14,7 +13,7 @@ from django.db import connection
 
 
 def discard_closed_connection(**_: Any) -> None:
-    """Close this thread's connection if the server has, so that the next use opens a new one."""
+    """Close this thread's connection if the server has closed it; the next use opens a new one."""
     if connection.connection is None or connection.in_atomic_block:
         return
     if connection.connection.closed or _has_input(connection.connection.fileno()):
@@ -28,5 +27,5 @@ def _has_input(socket: int) -> bool:
 
 
 def watch_requests() -> None:
-    """Look before every request."""
+    """Check this thread's connection before every request."""
     request_started.connect(discard_closed_connection)

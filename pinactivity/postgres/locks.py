@@ -1,6 +1,7 @@
-"""PostgreSQL advisory locks that a whole job holds, each on a connection of its own.
+"""PostgreSQL advisory locks that a job holds for all of its run.
 
-Its own, because the job's connection may be lost and come back without the lock.
+Each has a connection of its own, because Django would replace the job's connection, when it is
+lost, by one without the lock.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ REPLAY = "Pin:lock:replay"
 
 @contextmanager
 def advisory_lock(name: str, *, shared: bool = False, wait: bool = False) -> Iterator[bool]:
-    """Hold a lock until the block ends; yield whether it was free.
+    """Hold a lock until the block ends; yield whether it was acquired.
 
     Args:
         name: Hashed to the lock's key by PostgreSQL.
@@ -22,7 +23,7 @@ def advisory_lock(name: str, *, shared: bool = False, wait: bool = False) -> Ite
         wait: Wait for the lock, up to the connection's lock_timeout, instead of yielding False.
 
     Raises:
-        OperationalError: the wait was over before the lock was free, or the database is away.
+        OperationalError: lock_timeout passed before the lock was free, or the database is away.
     """
     mode = f"advisory_lock{'_shared' if shared else ''}"
     connection = connections["default"].copy()

@@ -1,8 +1,8 @@
-"""A hot statement, parsed and planned once a connection.
+"""A frequent statement that PostgreSQL parses and plans once a connection.
 
-Django's cursors write the values into the text, so that PostgreSQL parses and plans every call
-anew, and a call waits in Python. Beats and openings are most of our traffic, each one short
-statement: run through libpq's own call it costs the web process half of that or less.
+Django's cursors write the values into the statement's text, so PostgreSQL parses and plans every
+call. Heartbeats and openings are most of the traffic, each one short statement. libpq's own call
+for prepared statements costs the web process at most half as much.
 """
 
 import re
@@ -17,8 +17,8 @@ from psycopg.pq import ConnStatus, ExecStatus, Format
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _NOT_PREPARED = ("26000", "0A000")
-"""A pooler without prepared statements gave us another server connection; a migration changed
-what the statement returns."""
+"""SQLSTATEs: a pooler without prepared statements has given us another server connection, or a
+migration has changed what the statement returns."""
 
 
 class PreparedStatement:
@@ -41,15 +41,15 @@ class PreparedStatement:
     def fetch_one(self, parameters: Mapping[str, Any]) -> tuple[Any, ...] | None:
         """Run the statement on this thread's connection; returns its first row, if any.
 
-        Inside a transaction, or where somebody listens to Django's statements, it is an ordinary
-        statement of Django.
+        Inside a transaction, or while Django's statements are logged or wrapped, it is an ordinary
+        statement of Django's.
 
         Raises:
             django.db.DatabaseError: as from a cursor.
         """
-        django = connections[DEFAULT_DB_ALIAS]  # looked up once: `connection` does every time
+        django = connections[DEFAULT_DB_ALIAS]  # once; `connection` looks it up at each use
         with django.wrap_database_errors:
-            if django.connection is None:  # asked first: ensure_connection looks for an event loop
+            if django.connection is None:  # saves a check for an event loop
                 django.ensure_connection()
             database: psycopg.Connection[Any] = django.connection
             if (
@@ -88,7 +88,7 @@ class PreparedStatement:
         values = adapter.dump_sequence([parameters[field] for field in self.fields], self._formats)
         result = server.exec_prepared(
             self._name,
-            values,  # type: ignore[arg-type]  # psycopg's own annotation forgets NULL
+            values,  # type: ignore[arg-type]  # psycopg's annotation leaves out NULL
             result_format=Format.BINARY,
         )
         _check(server, result)

@@ -1,4 +1,4 @@
-"""An orderly stop of a command: SIGTERM or Ctrl-C sets a flag, and the work ends by itself."""
+"""An orderly stop of a command: SIGTERM or Ctrl-C sets an event, and the command ends its work."""
 
 import signal
 import threading

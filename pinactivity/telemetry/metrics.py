@@ -1,4 +1,4 @@
-"""Every metric of the service: name, kind and meaning, declared once (design, section 15)."""
+"""The service's metrics: name, kind and meaning, each declared once (design, section 15)."""
 
 from bisect import bisect_left
 from collections import Counter as Counts
@@ -9,10 +9,10 @@ from prometheus_client import Counter, Gauge, Histogram
 
 
 class BulkHistogram(Histogram):
-    """A histogram that takes many values in one go."""
+    """A histogram that takes many values in one call."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
-        """Observe each of them: one by one a thousand take a millisecond."""
+        """Observe each value; a thousand single calls would take a millisecond."""
         self._sum.inc(sum(amounts))
         counts = Counts([bisect_left(self._upper_bounds, amount) for amount in amounts])
         for number, count in counts.items():
@@ -25,14 +25,16 @@ SESSIONS_STARTED = Counter(
 
 TOKENS_REJECTED = Counter(
     "activity_tokens_rejected_total",
-    "Tokens that were not valid where a guest may call: the caller was taken for one.",
+    "Tokens that were not valid, of callers who were then served as guests.",
     ["reason"],
 )
 REQUESTS_LIMITED = Counter(
     "activity_requests_limited_total", "Requests answered with 429, by limit.", ["limit"]
 )
 SIGN_INS = Counter(
-    "activity_sign_ins_total", "Sign-ins of either path, by what they did.", ["source", "outcome"]
+    "activity_sign_ins_total",
+    "Sign-ins, by source (api or event) and outcome.",
+    ["source", "outcome"],
 )
 
 # -- ActivityCloserJob: names of the specification -----------------------------------------
@@ -52,7 +54,7 @@ CLOSER_BACKLOG = Gauge(
     multiprocess_mode="mostrecent",
 )
 CLOSER_ERRORS = Counter(
-    "activity_closer_errors_total", "Transactions that failed, and rows set aside after it."
+    "activity_closer_errors_total", "Transactions that failed, and rows that the run then left out."
 )
 CLOSER_CLOSE_LAG = Histogram(
     "activity_closer_close_lag_seconds",
@@ -62,12 +64,12 @@ CLOSER_CLOSE_LAG = Histogram(
 
 # -- ActivityRetentionJob -----------------------------------------------------------------
 
-RETENTION_RUNS = Counter("activity_retention_runs_total", "Runs, by how they ended.", ["outcome"])
+RETENTION_RUNS = Counter("activity_retention_runs_total", "Runs, by outcome.", ["outcome"])
 RETENTION_SESSIONS_DELETED = Counter(
-    "activity_retention_sessions_deleted_total", "Sessions that the job has deleted."
+    "activity_retention_sessions_deleted_total", "Sessions deleted by the job."
 )
 RETENTION_VIEWS_DELETED = Counter(
-    "activity_retention_views_deleted_total", "Views that the job has deleted."
+    "activity_retention_views_deleted_total", "Views deleted by the job."
 )
 RETENTION_ERRORS = Counter("activity_retention_errors_total", "Transactions and runs that failed.")
 
@@ -75,8 +77,8 @@ RETENTION_ERRORS = Counter("activity_retention_errors_total", "Transactions and 
 
 VIEW_STATS_EVENTS = Counter(
     "activity_view_stats_events_total",
-    "Events of ended views, by what they did to the statistics: Counted, Repeated (its view was"
-    " counted before), TooOld (it may have been, so it was skipped).",
+    "Events of ended views, by outcome: Counted, Repeated (the view was counted before), TooOld"
+    " (the view may have been counted before, so it was skipped).",
     ["outcome"],
 )
 VIEW_STATS_SEEN_PURGED = Counter(
@@ -87,30 +89,30 @@ VIEW_STATS_SEEN_PURGED = Counter(
 
 OUTBOX_PUBLISHED = Counter("outbox_published_total", "Messages that Kafka acknowledged.")
 OUTBOX_ERRORS = Counter(
-    "outbox_errors_total", "Batches of the relay that met a fault, by its class.", ["fault"]
+    "outbox_errors_total", "Batches of the relay that failed, by the class of the error.", ["error"]
 )
 OUTBOX_PUBLISH_LATENCY = BulkHistogram(
     "outbox_publish_latency_seconds",
-    "From the enqueuing transaction's statement to Kafka's acknowledgement.",
+    "From the statement that enqueued a message to Kafka's acknowledgement, seconds.",
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 3600),
 )
 
 OUTBOX_WAKE_UPS = Counter(
     "outbox_wake_ups_total",
-    "Commits that told the relay: Sent, Waiting (the queue held a tick already), Failed.",
+    "Wake-ups of the relay by commits: Sent, Waiting (the queue already had a tick), Failed.",
     ["outcome"],
 )
-OUTBOX_PURGED = Counter("outbox_purged_total", "Published messages that are no longer kept.")
+OUTBOX_PURGED = Counter("outbox_purged_total", "Published messages deleted by the purge.")
 
 # -- consumers -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerMetrics:
-    """What the consumers' loop feeds; a specification that has names of its own declares them."""
+    """The metrics of the consumers' loop; some consumers have names of the specification."""
 
     batch_size: Histogram
-    """Labelled by group, as all of them."""
+    """By group, as all of them."""
     retries: Counter
     dead_lettered: Counter
     """By group and reason."""
@@ -120,40 +122,37 @@ class ConsumerMetrics:
 CONSUMER = ConsumerMetrics(
     batch_size=Histogram(
         "kafka_consumer_batch_size",
-        "Rows that a flush wrote.",
+        "Rows written by a flush.",
         ["group"],
         buckets=(1, 10, 50, 100, 250, 500, 750, 1000, 10_000),
     ),
-    retries=Counter(
-        "kafka_consumer_retries_total", "Times that a batch was kept for a retry.", ["group"]
-    ),
+    retries=Counter("kafka_consumer_retries_total", "Batches kept for a retry.", ["group"]),
     dead_lettered=Counter(
         "kafka_consumer_dead_lettered_total",
-        "Messages that the dead-letter topic acknowledged, by reason.",
+        "Messages written to the dead-letter topic, by reason.",
         ["group", "reason"],
     ),
     oldest_unstored=Gauge(
         "kafka_consumer_oldest_unstored_seconds",
-        "Age by header CreatedAt of the oldest message read but not committed, else 0.",
+        "Age, by header CreatedAt, of the oldest message in flight, seconds; 0 without one.",
         ["group"],
     ),
 )
 CONSUMER_CONSUMED = Counter(
-    "kafka_consumer_consumed_total", "Messages read, those read again included.", ["group"]
+    "kafka_consumer_consumed_total", "Messages read, including those read again.", ["group"]
 )
 CONSUMER_TOMBSTONES = Counter(
     "kafka_consumer_tombstones_total", "Messages without a value, which are skipped.", ["group"]
 )
 CONSUMER_FLUSH_SECONDS = Histogram(
     "kafka_consumer_flush_seconds",
-    "Time that the handler took to write a batch, or to fail at it; reading the next one while it"
-    " waits included.",
+    "Time of a flush, whether it succeeded or failed, seconds; it includes prefetching.",
     ["group"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60),
 )
 CONSUMER_LAG = Gauge(
     "kafka_consumer_lag",
-    "Messages that wait in the partitions of this process behind what it has read.",
+    "Messages of this process's partitions that it has not read yet.",
     ["group"],
 )
 
@@ -162,46 +161,44 @@ CONSUMER_LAG = Gauge(
 DEV_STATS = ConsumerMetrics(
     batch_size=Histogram(
         "dev_stats_ingest_batch_size",
-        "Rows that a flush wrote.",
+        "Rows written by a flush.",
         ["group"],
         buckets=(1, 10, 50, 100, 250, 500, 750, 1000),
     ),
-    retries=Counter(
-        "dev_stats_ingest_retries_total", "Times that a batch was kept for a retry.", ["group"]
-    ),
+    retries=Counter("dev_stats_ingest_retries_total", "Batches kept for a retry.", ["group"]),
     dead_lettered=Counter(
         "dev_stats_dlq_total",
-        "Messages that the dead-letter topic acknowledged, by reason.",
+        "Messages written to the dead-letter topic, by reason.",
         ["group", "reason"],
     ),
     oldest_unstored=Gauge(
         "dev_stats_oldest_unstored_seconds",
-        "Age by header CreatedAt of the oldest message read but not committed, else 0.",
+        "Age, by header CreatedAt, of the oldest message in flight, seconds; 0 without one.",
         ["group"],
     ),
 )
 DEV_STATS_SESSION_FACTS_INGESTED = Counter(
     "dev_stats_session_facts_ingested_total",
-    "Rows added to session_facts, those added again included.",
+    "Rows inserted into session_facts, including those inserted again.",
 )
 DEV_STATS_VIEW_FACTS_INGESTED = Counter(
     "dev_stats_property_object_view_facts_ingested_total",
-    "Rows added to property_object_view_facts, those added again included.",
+    "Rows inserted into property_object_view_facts, including those inserted again.",
 )
 DEV_STATS_INGEST_LAG = BulkHistogram(
     "dev_stats_ingest_lag_seconds",
-    "From the event's header CreatedAt to the insert's acknowledgement.",
+    "From an event's header CreatedAt to the insert's acknowledgement, seconds.",
     ["group"],
     buckets=(0.5, 1, 2.5, 5, 10, 30, 60, 150, 300, 900, 3600, 86_400),
 )
 DEV_STATS_RECONCILE_LOST = Gauge(
     "dev_stats_reconcile_lost",
-    "What ended and is neither in ClickHouse nor on its way, by the last ledger of a worker.",
+    "Events neither in ClickHouse nor on their way, by a worker's last reconciliation.",
     ["topic"],
     multiprocess_mode="mostrecent",
 )
 DEV_STATS_RECONCILE_LAST_SUCCESS = Gauge(
     "dev_stats_reconcile_last_success_timestamp_seconds",
-    "When a worker has last drawn up the ledger as a whole, Unix time; 0 before it has.",
+    "When a worker last completed a reconciliation, Unix time; 0 before the first.",
     multiprocess_mode="mostrecent",
 )

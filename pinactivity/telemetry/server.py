@@ -1,4 +1,7 @@
-"""/metrics and /healthz of a process that serves no web: health is progress, not a pid."""
+"""/metrics and /healthz of a Celery process or a consumer.
+
+/healthz reports progress, which a process that merely exists may not make.
+"""
 
 import json
 import threading
@@ -11,7 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import prometheus_client
 
 Report = Callable[[], tuple[bool, dict[str, Any]]]
-"""Whether the process gets on, and what to tell of it as JSON."""
+"""Returns whether the process is healthy, and the report that is answered as JSON."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -24,10 +27,10 @@ class _Quiet(WSGIRequestHandler):
 
 
 def start_serving(report: Report, *, host: str, port: int) -> Callable[[], None] | None:
-    """Answer /metrics and /healthz from a thread; port 0 answers nothing.
+    """Serve /metrics and /healthz from a thread; port 0 serves nothing.
 
     Returns:
-        What ends it, or None for port 0.
+        A function that ends the serving, or None for port 0.
 
     Raises:
         OSError: the port is not free.

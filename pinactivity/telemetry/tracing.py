@@ -1,7 +1,7 @@
-"""Correlation and trace context: from a request, a run or a message to the events it makes.
+"""Correlation and trace context, from a request, a run or a message to the events it makes.
 
-Spans are OpenTelemetry's. Without an endpoint nothing is sampled or sent, but ids are still
-made, so that every event carries a `traceparent` (design, section 8).
+Spans are OpenTelemetry's. Without an endpoint nothing is sampled or sent; trace ids are still
+made, so that every event has a `traceparent` (design, section 8).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,11 @@ _spans_are_sent = False
 
 
 def configure(endpoint: str) -> None:
-    """Set up spans for this process: sent to `endpoint` by OTLP over HTTP, or to nobody."""
+    """Set up spans for this process.
+
+    Args:
+        endpoint: URL that spans are sent to by OTLP over HTTP; empty sends none.
+    """
     global _spans_are_sent  # noqa: PLW0603 - one configuration a process, as OpenTelemetry has it
     _spans_are_sent = bool(endpoint)
     provider = TracerProvider(
@@ -47,13 +51,13 @@ def configure(endpoint: str) -> None:
 
 
 def are_spans_sent() -> bool:
-    """Tell whether anybody will see the spans of this process."""
+    """Return whether the spans of this process are sent."""
     return _spans_are_sent
 
 
 @contextmanager
 def correlate(correlation_id: UUID) -> Iterator[None]:
-    """Give everything inside one CorrelationId: events' headers and log lines carry it."""
+    """Set the CorrelationId of all events and log lines of the block."""
     token = _correlation_id.set(correlation_id)
     try:
         with structlog.contextvars.bound_contextvars(correlationId=str(correlation_id)):
@@ -69,8 +73,8 @@ def continued_span(
     """Work inside a span that continues the trace of a message's `traceparent`.
 
     Yields:
-        The context with the span in it, for spans that follow from it. Without an endpoint
-        there is no span, only the trace: spans were half of the time of a consumer's message.
+        The context with the span in it, for spans that follow from it. Without an endpoint it has
+        no span but only the trace, because spans took half of a consumer's time for a message.
     """
     parent = _propagator.extract(headers)
     if not _spans_are_sent:
@@ -84,7 +88,7 @@ def continued_span(
 def gathering_span(
     name: str, sources: Sequence[Context], attributes: Mapping[str, str | int]
 ) -> Iterator[None]:
-    """Work inside a span that several traces flow into: the child of one, linked to many."""
+    """Work inside a span that several traces lead to: the child of one, or linked to many."""
     links = [trace.Link(trace.get_current_span(source).get_span_context()) for source in sources]
     if len(links) == 1:
         with _consumer_span(name, parent=sources[0], attributes=attributes):
@@ -112,7 +116,7 @@ def _consumer_span(
 
 @contextmanager
 def open_span(name: str, **options: Any) -> Iterator[trace.Span]:
-    """Open a span that records of an exception its class only: the text may quote a row.
+    """Open a span that records only the class of an exception, because its text may quote a row.
 
     Args:
         name: What is done inside.
@@ -130,12 +134,12 @@ def open_span(name: str, **options: Any) -> Iterator[trace.Span]:
 
 
 def correlation_id() -> UUID:
-    """Return the CorrelationId in force, or a new one where nothing has set any."""
+    """Return the CorrelationId that is set, or a new one."""
     return _correlation_id.get() or new_id()
 
 
 def traceparent() -> str:
-    """Return the W3C `traceparent` of the current span, or of a new trace without one."""
+    """Return the W3C `traceparent` of the current span, or of a new trace if there is none."""
     carrier: dict[str, str] = {}
     _propagator.inject(carrier)
     if not carrier:
@@ -152,12 +156,12 @@ class RequestContextMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         if any("\x00" in value for value in request.COOKIES.values()):
-            raise BadRequest  # PostgreSQL, where the admin's sessions are, has no such text
+            raise BadRequest  # PostgreSQL, which has the admin's sessions, refuses NUL in text
         try:
             request_id = parse_id(request.headers.get("X-Request-Id"))
         except ValueError:
             request_id = new_id()
-        # Not tracestate: nothing here uses it, and the parser logs one that is malformed.
+        # tracestate is left out: nothing uses it, and its parser logs a malformed one.
         carrier = {
             name: request.headers[name] for name in ("traceparent",) if name in request.headers
         }

@@ -11,7 +11,7 @@ from pinactivity.kafka.topics import TOPICS, create_topics, dead_letter_topics
 
 
 class Command(BaseCommand):
-    help = "Create the Kafka topics that do not exist yet: ours, our neighbours', dead letters'."
+    help = "Create the Kafka topics that do not exist yet: ours, neighbours', dead-letter topics."
 
     def handle(self, *args: Any, **options: Any) -> None:
         wanted = (*TOPICS, *dead_letter_topics(registered_consumers().values()))

@@ -12,7 +12,7 @@ from pinactivity.core.ids import parse_id
 
 
 def _minutes(text: str) -> int:
-    """Read at most a year's: as an expiry, much more would be no date."""
+    """Read minutes, at most a year's: an expiry much later would be no date."""
     minutes = int(text)
     if not 1 <= minutes <= 366 * 24 * 60:
         raise ArgumentTypeError("must be from 1 to 527040")
@@ -26,7 +26,7 @@ class Command(BaseCommand):
         parser.add_argument("user_id")
         parser.add_argument("--developer-id", help="The claim developer_id.")
         parser.add_argument(
-            "--minutes", type=_minutes, default=60, help="How long it is valid (60)."
+            "--minutes", type=_minutes, default=60, help="For how long it is valid (60)."
         )
 
     def handle(

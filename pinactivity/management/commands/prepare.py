@@ -10,13 +10,13 @@ from django.core.management.base import BaseCommand, CommandError
 
 
 class Command(BaseCommand):
-    help = "Migrate both databases, create the topics and, if asked, an admin user; harmless twice."
+    help = "Migrate both databases, create the topics and, if asked, an admin user; idempotent."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--admin",
             metavar="NAME",
-            help="A superuser to create unless the name exists; DJANGO_SUPERUSER_PASSWORD is its.",
+            help="Superuser to create if there is none, by DJANGO_SUPERUSER_PASSWORD.",
         )
 
     def handle(self, *args: Any, admin: str | None, **options: Any) -> None:

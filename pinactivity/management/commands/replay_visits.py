@@ -15,10 +15,10 @@ from django.db import OperationalError, connection
 from tqdm import tqdm
 
 from pinactivity.demo.replay import (
-    Replay,
     ReplayFailed,
     UnreadableVisits,
     Visit,
+    VisitReplay,
     anonymous_id,
     read_visits,
 )
@@ -41,14 +41,16 @@ class Command(BaseCommand):
         )
         repeated = parser.add_mutually_exclusive_group()
         repeated.add_argument(
-            "--again", action="store_true", help="Play even if the first device is known already."
+            "--again", action="store_true", help="Play even if sessions of the first device exist."
         )
         repeated.add_argument(
-            "--if-new", action="store_true", help="Do nothing if the first device is known already."
+            "--if-new",
+            action="store_true",
+            help="Do nothing if sessions of the first device exist.",
         )
 
     def get_check_kwargs(self, options: dict[str, Any]) -> Any:
-        """Check the database too: its isolation level (checks.py)."""
+        """Have Django check the database too: its isolation level (conf/checks.py)."""
         kwargs: dict[Any, Any] = super().get_check_kwargs(options)
         return {**kwargs, "databases": ["default"]}
 
@@ -93,10 +95,10 @@ class Command(BaseCommand):
                 return
             raise CommandError("These visits were played already: --again plays them once more.")
 
-        # A lost tail of a replay is no loss: what is there stays whole all the same.
+        # PostgreSQL may lose the end of a replay when it crashes; the rest stays consistent.
         with connection.cursor() as cursor:
             cursor.execute("SET synchronous_commit = off")
-        replay = Replay(
+        replay = VisitReplay(
             visits,
             start=start,
             tick=tick,
@@ -105,16 +107,16 @@ class Command(BaseCommand):
         )
         began = time.monotonic()
         with (
-            _quiet(logging.getLogger("sessions.closer")),  # a line a tick says little
+            _quiet(logging.getLogger("sessions.closer")),  # it logs a line for each tick
             tqdm(total=len(visits), desc="replay", unit=" visits", disable=None) as bar,
         ):
-            result = replay.run(advance=bar.update)
+            totals = replay.run(advance=bar.update)
         seconds = time.monotonic() - began
         self.stdout.write(
-            f"replayed {result.rows} visits from {start.isoformat()} in {seconds:.0f} s"
-            f" ({result.rows / seconds:.0f} a second), {result.ticks} runs of the closer:"
-            f" {result.sessions_closed} sessions and {result.views_closed} views closed,"
-            f" {result.sessions_closed + result.views_closed} events"
+            f"replayed {totals.rows} visits from {start.isoformat()} in {seconds:.0f} s"
+            f" ({totals.rows / seconds:.0f} a second), {totals.ticks} runs of the closer:"
+            f" {totals.sessions_closed} sessions and {totals.views_closed} views closed,"
+            f" {totals.sessions_closed + totals.views_closed} events"
         )
 
 

@@ -17,7 +17,7 @@ from views.models import PropertyObjectView
 
 
 class Command(BaseCommand):
-    help = "Count what PostgreSQL and Kafka hold: sessions, views, outbox, topics (reads it all)."
+    help = "Count sessions, views, outbox messages and topics; reads all of PostgreSQL and Kafka."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(

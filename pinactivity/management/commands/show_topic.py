@@ -13,7 +13,7 @@ from pinactivity.kafka.source import to_raw
 
 
 class Command(BaseCommand):
-    help = "Print what a topic holds, one JSON object a line; joins no group, moves no offset."
+    help = "Print a topic's messages, one JSON object a line; joins no group and moves no offset."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("topic")

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 from pinactivity.core.errors import InvalidOptions
 from pinactivity.core.ids import new_id
 from pinactivity.http.options import RateLimitOptions
-from pinactivity.http.rate_limits import beats
+from pinactivity.http.rate_limits import heartbeats
 from pinactivity.models import RateLimitWindow
 from pinactivity.postgres.clock import statement_time
 from pinactivity.tasks import forget_rate_limits
@@ -41,7 +41,7 @@ T = TypeVar("T")
 def _development_secret(settings: Any) -> Iterator[None]:
     settings.JWT_DEVELOPMENT_SECRET = SECRET
     yield
-    beats._counts.clear()
+    heartbeats._counts.clear()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def in_one_minute(act: Callable[[], T]) -> T:
     """Act; again, from no counts, if the minute ended meanwhile."""
     while True:
         RateLimitWindow.objects.all().delete()
-        beats._counts.clear()
+        heartbeats._counts.clear()
         before = minutes()
         result = act()
         if minutes() == before:
