@@ -127,7 +127,7 @@ class Browser:
 
     @property
     def faults(self) -> list[Any]:
-        """What the console has told of errors, refused by the page's policy or not found."""
+        """The console's errors, such as what the page's policy refused or what was not found."""
         entries = [event["entry"] for event in self._events_of("Log.entryAdded")]
         return [
             *(entry for entry in entries if entry["level"] == "error"),

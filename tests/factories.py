@@ -45,7 +45,7 @@ class SessionFactory(DjangoModelFactory[Session]):
 
 
 class PropertyObjectViewFactory(DjangoModelFactory[PropertyObjectView]):
-    """An Active view of its session, dated as the session is unless told otherwise."""
+    """An Active view of its session, dated as its session unless given otherwise."""
 
     class Meta:
         model = PropertyObjectView
@@ -104,7 +104,7 @@ def open_in(session: Session) -> OpenedView:
 
 
 def make_stats(**fields: Any) -> PropertyObjectViewStats:
-    """Make an object's figures, those of one view of a minute unless told otherwise."""
+    """Make an object's totals, those of one view of a minute unless given otherwise."""
     return PropertyObjectViewStats.objects.create(
         **{
             "property_object_id": new_id(),

@@ -154,7 +154,7 @@ def refusals(folder: Path, env: Mapping[str, str]) -> dict[str, Refusal]:
 # -- a broken environment ------------------------------------------------------------------
 
 SECRETS = ("hunter2-secret-key", "hunter2-password", "hunter2-batch", "hunter2-jwt")
-FAULTS = {
+INVALID = {
     "SECRET_KEY_FILE": "/nonexistent/hunter2-secret-key",
     "ALLOWED_HOSTS": None,  # required outside development
     "DATABASE_URL": "mysql://user:hunter2-password@db/name",
@@ -206,28 +206,28 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def refused_for_the_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Refusal]:
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    faults = {name: text for name, text in FAULTS.items() if text is not None}
-    return refusals(tmp_path_factory.mktemp("broken"), {**kept, **faults})
+    variables = {name: text for name, text in INVALID.items() if text is not None}
+    return refusals(tmp_path_factory.mktemp("broken"), {**kept, **variables})
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_broken_environment_refuses_the_start_and_names_every_fault(
+def test_broken_environment_refuses_the_start_and_names_every_variable(
     name: str, refused_for_the_environment: dict[str, Refusal]
 ) -> None:
     refusal = refused_for_the_environment[name]
     assert refusal.code not in {0, None}
-    assert [fault for fault in FAULTS if f"{fault}:" not in refusal.output] == []
+    assert [name for name in INVALID if f"{name}:" not in refusal.output] == []
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_broken_environment_is_told_without_a_traceback(
+def test_broken_environment_is_reported_without_a_traceback(
     name: str, refused_for_the_environment: dict[str, Refusal]
 ) -> None:
     assert "Traceback" not in refused_for_the_environment[name].output
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_broken_environment_is_told_without_its_values(
+def test_broken_environment_is_reported_without_its_values(
     name: str, refused_for_the_environment: dict[str, Refusal]
 ) -> None:
     output = refused_for_the_environment[name].output
@@ -299,7 +299,7 @@ def test_worker_and_beat_start_serve_metrics_and_end_on_sigterm(
         started("worker", folder=tmp_path, env=sound) as worker,
         started("beat", folder=tmp_path, env=sound) as beat,
     ):
-        # The worker takes SIGTERM from "ready" on; beat does before it serves metrics.
+        # The worker handles SIGTERM from "ready" on; beat does before it serves metrics.
         worker.wait_until(lambda: "ready" in worker.output)
         for process in (worker, beat):
             process.wait_until(lambda process=process: process.get("/metrics")[0] == 200)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
@@ -318,12 +318,12 @@ def healthz(process: Running) -> tuple[int, dict[str, Any]]:
 
 
 def test_health_of_worker_and_beat_is_their_progress(tmp_path: Path, sound: dict[str, str]) -> None:
-    """An idle worker is healthy until rows are overdue, a beat while it sends."""
+    """An idle worker is healthy until rows are overdue; beat is healthy while it sends."""
     env = {**sound, "ACTIVITY_CLOSER_POLLING_INTERVAL": "00:00:01"}
     with started("worker", folder=tmp_path, env=env) as worker:
         worker.wait_until(lambda: healthz(worker)[0] == 200)
 
-        session = silent_session(minutes=13)  # and no beat
+        session = silent_session(minutes=13)  # and beat does not run
         worker.wait_until(lambda: healthz(worker)[0] == 503)
         _, body = healthz(worker)
         assert (body["Status"], body["Overdue"]) == ("stuck", ["closer"])

@@ -60,11 +60,11 @@ def ours() -> Any:
 LIBRARY = logging.getLogger("tests.library")
 
 
-def raised_again(fault: BaseException, log: Callable[[], None]) -> None:
-    """Log while the fault is being handled, with a second one on top of it."""
+def raised_again(exc: BaseException, log: Callable[[], None]) -> None:
+    """Log while the exception is being handled, with a second one on top of it."""
     try:
         try:
-            raise fault
+            raise exc
         except BaseException as first:
             raise RuntimeError(str(first)) from first
     except RuntimeError:
@@ -72,36 +72,36 @@ def raised_again(fault: BaseException, log: Callable[[], None]) -> None:
 
 
 WAYS: dict[str, Callable[[BaseException], None]] = {
-    "ours, the exception": lambda fault: ours().error("it failed", exc_info=fault),
-    "ours, a tuple": lambda fault: ours().error(
-        "it failed", exc_info=(type(fault), fault, fault.__traceback__)
+    "ours, the exception": lambda exc: ours().error("it failed", exc_info=exc),
+    "ours, a tuple": lambda exc: ours().error(
+        "it failed", exc_info=(type(exc), exc, exc.__traceback__)
     ),
-    "ours, the current one": lambda fault: raised_again(
-        fault, lambda: ours().error("it failed", exc_info=True)
+    "ours, the current one": lambda exc: raised_again(
+        exc, lambda: ours().error("it failed", exc_info=True)
     ),
-    "ours, exception()": lambda fault: raised_again(fault, lambda: ours().exception("it failed")),
-    "ours, a group": lambda fault: ours().error(
+    "ours, exception()": lambda exc: raised_again(exc, lambda: ours().exception("it failed")),
+    "ours, a group": lambda exc: ours().error(
         "it failed",
-        exc_info=BaseExceptionGroup("several", [fault]),
+        exc_info=BaseExceptionGroup("several", [exc]),
     ),
-    "a library's, the exception": lambda fault: LIBRARY.error("it failed", exc_info=fault),
-    "a library's, the current one": lambda fault: raised_again(
-        fault, lambda: LIBRARY.warning("it failed", exc_info=True)
+    "a library's, the exception": lambda exc: LIBRARY.error("it failed", exc_info=exc),
+    "a library's, the current one": lambda exc: raised_again(
+        exc, lambda: LIBRARY.warning("it failed", exc_info=True)
     ),
-    "a library's, exception()": lambda fault: raised_again(
-        fault, lambda: LIBRARY.exception("it failed")
+    "a library's, exception()": lambda exc: raised_again(
+        exc, lambda: LIBRARY.exception("it failed")
     ),
-    "a library's, extra fields": lambda fault: LIBRARY.error(
-        "it failed", exc_info=fault, extra={"data": str(fault), "fault": fault}
+    "a library's, extra fields": lambda exc: LIBRARY.error(
+        "it failed", exc_info=exc, extra={"data": str(exc), "error": exc}
     ),
-    "a library's, an argument": lambda fault: LIBRARY.error("it failed: %s", fault),
-    "a library's, a named argument": lambda fault: LIBRARY.error("it failed: %(f)r", {"f": fault}),
+    "a library's, an argument": lambda exc: LIBRARY.error("it failed: %s", exc),
+    "a library's, a named argument": lambda exc: LIBRARY.error("it failed: %(f)r", {"f": exc}),
     "a library's, the message": LIBRARY.error,
-    "Django's, a request that failed": lambda fault: logging.getLogger("django.request").error(
+    "Django's, a request that failed": lambda exc: logging.getLogger("django.request").error(
         "%s: %s",
         "it failed",
         "/api",
-        exc_info=fault,
+        exc_info=exc,
         extra={
             "status_code": 500,
             "request": RequestFactory().get("/", headers={"User-Agent": USER_AGENT}),
@@ -142,7 +142,7 @@ def test_task_that_fails_puts_no_text_into_celerys_lines(
     assert [mark for mark in MARKS if mark in lines()] == []
 
 
-def test_failed_task_is_told_by_name_and_class(
+def test_failed_task_is_logged_by_name_and_class(
     violation: IntegrityError, lines: Callable[[], str]
 ) -> None:
     name = f"tests.fails_{new_id().hex}"
@@ -218,7 +218,7 @@ def test_line_in_development_is_readable(
         assert part in lines()
 
 
-def test_fault_of_the_database_is_described_by_class_code_and_constraint(
+def test_error_of_the_database_is_described_by_class_code_and_constraint(
     violation: IntegrityError,
 ) -> None:
     described = {
@@ -231,12 +231,12 @@ def test_fault_of_the_database_is_described_by_class_code_and_constraint(
     assert describe_error(violation.__cause__) == described | {"errorClass": "CheckViolation"}
 
 
-def test_other_faults_are_described_by_their_class() -> None:
+def test_other_errors_are_described_by_their_class() -> None:
     assert describe_error(ValueError(ADDRESS)) == {"errorClass": "ValueError"}
 
 
 def test_text_of_an_exception_reaches_no_span(db: None, spans: InMemorySpanExporter) -> None:
-    """A span that an exception leaves records it unless told not to."""
+    """A span that an exception leaves records it by default."""
     silent_session(minutes=13, ip_address=ADDRESS, user_agent=USER_AGENT)
     with connection.cursor() as cursor:  # the closing now fails, and quotes the row
         cursor.execute("ALTER TABLE sessions ADD CONSTRAINT chk_test CHECK (status = 'Active')")

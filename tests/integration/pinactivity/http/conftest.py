@@ -28,7 +28,7 @@ def ec_key() -> ec.EllipticCurvePrivateKey:
 
 @pytest.fixture
 def identity(settings: Any) -> Iterator[Identity]:
-    """A key server that the service is told of, and has asked nothing yet."""
+    """A key server that the service is configured with and has not asked yet."""
     auth._keys.cache_clear()
     with closing(Identity()) as server:
         settings.JWT_JWKS_URL = server.url

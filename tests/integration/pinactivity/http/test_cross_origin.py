@@ -174,12 +174,14 @@ def test_page_may_read_how_long_to_wait_after_429(settings: Any) -> None:
         "X-Anonymous-Id": str(session.anonymous_id),
     }
 
-    def beat() -> Any:
+    def heartbeat() -> Any:
         body = {"SessionId": str(session.id)}
         return Client().post(HEARTBEAT, body, content_type="application/json", headers=headers)
 
-    # Three beats are two in one minute at least.
-    limited = [answer for answer in (beat(), beat(), beat()) if answer.status_code == 429]
+    # Of three heartbeats at least two are in one minute.
+    limited = [
+        answer for answer in (heartbeat(), heartbeat(), heartbeat()) if answer.status_code == 429
+    ]
     assert limited
     assert int(limited[0].headers["Retry-After"]) > 0
     assert "retry-after" in words(cors_headers(limited[0])["access-control-expose-headers"])
@@ -239,7 +241,7 @@ def body_of(path: str, session: Session, **fields: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("content_type", [BEACON, "text/plain", "TEXT/PLAIN ; charset=utf-8"])
-def test_beacon_beats_the_session_of_the_device_that_its_body_names_c36(
+def test_beacon_is_a_heartbeat_of_the_device_that_its_body_names_c36(
     content_type: str,
 ) -> None:
     session = make_session(silent=3 * MINUTE)
@@ -334,7 +336,7 @@ def test_start_takes_no_device_id_from_a_body() -> None:
     assert response.json()["AnonymousId"] != str(session.anonymous_id)
 
 
-def test_view_beat_takes_no_device_id_from_a_body() -> None:
+def test_view_heartbeat_takes_no_device_id_from_a_body() -> None:
     view = make_view()
     for raw in (f'{{"AnonymousId": "{view.session.anonymous_id}"}}', "{", "x" * 100_000):
         response = Client().generic(

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db
         if method != allowed
     ],
 )
-def test_wrong_method_is_told_the_right_one(path: str, allowed: str, method: str) -> None:
+def test_wrong_method_is_answered_with_the_right_one(path: str, allowed: str, method: str) -> None:
     response = send(Call(method, path, None))
 
     assert response.status_code == 405

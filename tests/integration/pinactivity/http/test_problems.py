@@ -93,7 +93,7 @@ def test_race_that_never_ends_is_409_to_be_sent_again(monkeypatch: pytest.Monkey
     assert not PropertyObjectView.objects.exists()
 
 
-def test_fault_of_our_own_is_a_problem_without_its_text(
+def test_error_of_our_own_is_a_problem_without_its_text(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(**_: Any) -> None:
@@ -126,7 +126,7 @@ def test_call_answers_503_while_postgresql_is_away_and_then_works_again(
 
 @COMMITTED
 @pytest.mark.parametrize("name", ["start", "heartbeat", "open", "view heartbeat"])
-def test_invalid_request_is_told_so_even_while_postgresql_is_away(visit: Visit, name: str) -> None:
+def test_invalid_request_is_reported_even_while_postgresql_is_away(visit: Visit, name: str) -> None:
     with postgres_away():
         response = send(visit.call(name), anonymous_id="undefined")
     assert_invalid(

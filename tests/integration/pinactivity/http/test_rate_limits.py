@@ -56,7 +56,7 @@ def limits(settings: Any) -> Callable[..., None]:
 
 
 def in_one_minute(act: Callable[[], T]) -> T:
-    """Act; again, from no counts, if the minute ended meanwhile."""
+    """Act; if the minute ended before the act did, act again from no counts."""
     while True:
         RateLimitWindow.objects.all().delete()
         heartbeats._counts.clear()

@@ -120,7 +120,7 @@ def test_scheme_is_read_in_any_case_and_with_blanks_around(
 
 
 @pytest.mark.parametrize("header", [None, "", " ", "Bearer", "Bearer ", "Bearer   "])
-def test_call_without_a_token_is_told_to_bring_one(
+def test_call_without_a_token_is_asked_for_one(
     api: Client, secret: None, header: str | None
 ) -> None:
     response = api.get(OWN_SESSIONS, headers={} if header is None else {"Authorization": header})

@@ -123,7 +123,7 @@ def scraped(api: Client) -> dict[str, Any]:
     assert response.headers["Content-Type"].startswith("text/plain; version=")
     families = list(text_string_to_metric_families(response.content.decode()))
     names = [family.name for family in families]
-    assert len(set(names)) == len(names)  # a family twice is a fault of the format
+    assert len(set(names)) == len(names)  # the format forbids a family twice
     return dict(zip(names, families, strict=True))
 
 
@@ -215,7 +215,7 @@ def test_last_success_is_the_end_of_the_last_run_that_succeeded(api: Client) -> 
     )
 
 
-def test_outbox_is_told_apart_into_pending_and_parked(api: Client) -> None:
+def test_outbox_is_counted_as_pending_and_parked(api: Client) -> None:
     silent_session(minutes=30, views=3)
     ActivityCloser(ActivityCloserOptions()).run()
     oldest, parked, published, _ = OutboxMessage.objects.order_by("id")

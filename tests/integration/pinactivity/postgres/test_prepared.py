@@ -1,4 +1,4 @@
-"""The prepared statement of the beat: planned once a connection, its errors Django's."""
+"""The prepared statement of a heartbeat: planned once a connection, its errors Django's."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def extend(session: Session) -> TouchedSession | None:
     )
 
 
-def beat(client: Client, session: Session) -> int:
+def send_heartbeat(client: Client, session: Session) -> int:
     return client.post(
         "/api/user-activity/sessions/heartbeat",
         {"SessionId": str(session.id)},
@@ -75,11 +75,11 @@ def test_beat_is_one_prepared_statement(
 ) -> None:
     before = executions("extend_session")
     for _ in range(3):
-        assert beat(client, session) == 200
+        assert send_heartbeat(client, session) == 200
     assert executions("extend_session") == before + 3
 
     with count_statements() as statements:
-        assert beat(client, session) == 200
+        assert send_heartbeat(client, session) == 200
     assert len(statements) == 1
     assert "UPDATE sessions" in statements[0]["sql"]
 
@@ -142,7 +142,7 @@ def test_migration_under_the_statement_is_no_error(answers: None) -> None:
     assert ANSWER.fetch_one({"id": 42}) == (42, None)
 
 
-def test_faults_are_those_of_django(session: Session) -> None:
+def test_errors_are_those_of_django(session: Session) -> None:
     with pytest.raises(DatabaseError) as raised:
         EXTEND.fetch_one(
             {"session_id": "no id", "anonymous_id": None, "abandoned_after": None, "now": None}
@@ -159,7 +159,7 @@ def test_faults_are_those_of_django(session: Session) -> None:
     assert sqlstate(raised_late.value) == LOCK_TIMEOUT
 
 
-def test_lost_connection_is_told_and_the_next_beat_has_a_new_one(
+def test_lost_connection_is_reported_and_the_next_heartbeat_has_a_new_one(
     client: Client, session: Session
 ) -> None:
     assert extend(session) is not None
@@ -170,7 +170,7 @@ def test_lost_connection_is_told_and_the_next_beat_has_a_new_one(
         extend(session)
     assert is_connection_lost(raised.value)
 
-    assert beat(client, session) == 200
+    assert send_heartbeat(client, session) == 200
     assert executions("extend_session") == 1
 
 

@@ -131,7 +131,7 @@ COLUMNS = {
         "developer_id": "uuid NOT NULL",
     },
 }
-# As pg_get_indexdef tells it: what is indexed, and of which rows.
+# As pg_get_indexdef returns it: what is indexed, and of which rows.
 INDEXES = {
     "sessions": {
         "sessions_pkey": "UNIQUE (id)",
@@ -419,7 +419,7 @@ def test_half_open_connections_are_noticed() -> None:
     ],
 )
 def test_postgresql_notices_a_host_that_is_gone(setting: str, expected: str) -> None:
-    """It shows the socket's own value. Until then that host's locks are held."""
+    """It shows the socket's own value. Until then PostgreSQL keeps the locks of a lost host."""
     assert value(f"SHOW {setting}") == expected
 
 

@@ -101,7 +101,7 @@ def test_every_invalid_value_is_named_at_once() -> None:
         ({"sessions_per_transaction": 250}, 250),
     ],
 )
-def test_unit_is_100_sessions_or_the_batch_unless_told(
+def test_unit_is_100_sessions_or_the_batch_by_default(
     given: dict[str, int], unit_size: int
 ) -> None:
     assert ActivityCloserOptions(**given).unit_size == unit_size  # type: ignore[arg-type]  # integers only
