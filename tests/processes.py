@@ -16,7 +16,7 @@ from django.db import connection
 BIN = Path(sys.executable).parent
 MANAGE = [sys.executable, "manage.py"]
 CELERY = [str(BIN / "celery"), "-A", "pinactivity.celery"]
-_TOLD_LINES = 100
+_SHOWN_LINES = 100
 """Of a log, when a test fails."""
 
 
@@ -53,8 +53,8 @@ def running(argv: list[str], log: Path, **variables: str) -> Iterator[subprocess
     try:
         yield process
     except BaseException as exc:
-        told = "\n".join(log.read_text().splitlines()[-_TOLD_LINES:])
-        exc.add_note(f"The end of {log}:\n{told}")
+        end = "\n".join(log.read_text().splitlines()[-_SHOWN_LINES:])
+        exc.add_note(f"The end of {log}:\n{end}")
         raise
     finally:
         # With its children: granian's worker would outlive it.

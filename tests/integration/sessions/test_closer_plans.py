@@ -14,7 +14,7 @@ from django.db import connection
 from sessions.closer import ActivityCloser, ActivityCloserResult
 from sessions.options import ActivityCloserOptions
 from tests.factories import MINUTE, make_due_sessions, make_view, silent_session
-from tests.integration.sessions.test_own_sessions import index_scans
+from tests.plans import index_scans
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -22,6 +22,7 @@ from tests.concurrency import COMMITTED
 from tests.conftest import USER_AGENT
 from tests.factories import MINUTE, make_session, silent_session
 from tests.outages import postgres_away
+from tests.plans import index_scans
 from tests.tokens import SECRET, bearer, development_token
 
 pytestmark = pytest.mark.django_db
@@ -412,14 +413,6 @@ def make_many(*, rows: int, users: int) -> None:
             """,
             [users, rows],
         )
-
-
-def index_scans(node: dict[str, Any]) -> list[str]:
-    """Return what a plan reads tables by: indexes, or a word for what is none."""
-    found = [node["Index Name"]] if "Index Name" in node else []
-    if node["Node Type"] == "Seq Scan":
-        found.append("the whole table")
-    return found + [name for part in node.get("Plans", []) for name in index_scans(part)]
 
 
 def test_beat_shows_in_the_list() -> None:

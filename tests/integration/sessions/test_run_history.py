@@ -19,7 +19,7 @@ from sessions.options import ActivityCloserOptions
 from sessions.run_chart import draw_history
 from sessions.selectors import HISTORY_STEP, RunsOfStep, closer_history
 from tests.factories import make_session, silent_session
-from tests.integration.sessions.test_own_sessions import index_scans
+from tests.plans import index_scans
 
 pytestmark = pytest.mark.django_db
 

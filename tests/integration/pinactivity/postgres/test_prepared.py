@@ -16,7 +16,7 @@ from pinactivity.postgres.prepared import PreparedStatement
 from sessions.models import EXTEND, Session, TouchedSession
 from tests.concurrency import beside
 from tests.factories import make_session
-from tests.integration.sessions.test_own_sessions import index_scans
+from tests.plans import index_scans
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
