@@ -22,7 +22,7 @@ from pinactivity.core.errors import KeysUnavailable, Unauthorized
 from pinactivity.core.ids import parse_id
 from pinactivity.telemetry.metrics import TOKENS_REJECTED
 
-ALGORITHMS = ("RS256", "ES256")
+ALGORITHMS = ["RS256", "ES256"]
 _LEEWAY_SECONDS = 30
 _REFRESH_SECONDS = 30.0
 """Between two requests for the keys. A token may name any key, and not each may cause a request."""
@@ -93,11 +93,10 @@ def _key_for(token: str) -> tuple[Any, list[str]]:
     if settings.JWT_DEVELOPMENT_SECRET:
         return settings.JWT_DEVELOPMENT_SECRET, ["HS256"]
     if settings.JWT_PUBLIC_KEY:
-        return settings.JWT_PUBLIC_KEY, list(ALGORITHMS)
+        return settings.JWT_PUBLIC_KEY, ALGORITHMS
     if settings.JWT_JWKS_URL:
-        return _keys(settings.JWT_JWKS_URL).get(jwt.get_unverified_header(token).get("kid")), list(
-            ALGORITHMS
-        )
+        kid = jwt.get_unverified_header(token).get("kid")
+        return _keys(settings.JWT_JWKS_URL).get(kid), ALGORITHMS
     raise Unauthorized("unconfigured")
 
 
