@@ -32,7 +32,7 @@ from bench.measure import (
 from pinactivity.core.ids import new_id
 from sessions.device import Device, DeviceType
 from views.lifecycle import ViewSource
-from views.models import BEAT, OPEN
+from views.models import EXTEND, OPEN
 from views.services import beat_view, open_view
 
 SERVICE, BARE = "service", "bare SQL"
@@ -138,7 +138,7 @@ class Visits:
                 "abandoned_after": settings.ACTIVITY_CLOSER.abandoned_after,
                 "now": None,
             }
-            database.execute(BEAT.text, parameters, prepare=True).fetchone()
+            database.execute(EXTEND.text, parameters, prepare=True).fetchone()
 
 
 def connect_bare() -> psycopg.Connection[Any]:

@@ -13,11 +13,11 @@ from django.utils.safestring import SafeString
 from outbox.selectors import events_of
 from pinactivity.admin.close_now import CloseNowAdmin, write_count
 from pinactivity.admin.read_only import ReadOnlyAdmin
+from sessions.lifecycle import Status
 from sessions.models import ActivityCloserRun, Session
 from sessions.run_chart import draw_history
 from sessions.selectors import closer_history
 from sessions.services import ClosedNow, close_sessions_now
-from views.models import PropertyObjectView
 
 _SHOWN = 200
 """How many views, and how many events, a session's page shows."""
@@ -68,7 +68,7 @@ class SessionAdmin(CloseNowAdmin):
     def name_active(self, ids: Sequence[UUID]) -> str:
         """Count the Active sessions and their open views."""
         sessions = Session.objects.active().filter(id__in=ids).count()
-        views = PropertyObjectView.objects.active().filter(session_id__in=ids).count()
+        views = Session.objects.filter(id__in=ids, views__status=Status.ACTIVE).count()
         return f"{write_count(sessions, 'session')} with {write_count(views, 'open view')}"
 
     def close_active(self, ids: Sequence[UUID]) -> ClosedNow:

@@ -5,9 +5,9 @@ A run reads the cutoff once, then works in two phases, views before sessions:
 A. hanging views, one transaction a batch;
 B. expired sessions with the views they still have, `unit_size` sessions a transaction.
 
-A transaction claims the oldest due rows with SKIP LOCKED, closes them, writes their events and
-commits. Nothing is remembered between runs: progress is the rows' own status. So two workers,
-a redelivered tick or a kill -9 anywhere close each row once.
+A transaction claims the oldest due rows by `select_for_update(skip_locked=True)`, closes them,
+writes their events and commits. Nothing is remembered between runs: progress is the rows' own
+status. So two workers, a redelivered tick or a kill -9 anywhere close each row once.
 """
 
 import time
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import structlog
@@ -27,22 +28,25 @@ from pinactivity.core.error_info import (
     is_storage_error,
     sqlstate,
 )
-from pinactivity.core.ids import array_text, new_id
+from pinactivity.core.ids import new_id
 from pinactivity.postgres.clock import statement_time, time_expression
 from pinactivity.postgres.locks import CLOSER, REPLAY, advisory_lock
 from pinactivity.telemetry import metrics
 from pinactivity.telemetry.tracing import correlate, open_span
+from sessions.ended_rows import Closed
 from sessions.lifecycle import CloseReason, RunOutcome
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
+from sessions.querysets import ActivityQuerySet
 from sessions.selectors import count_active_sessions
-from sessions.transitions import Closed, close_sessions, close_views
+from sessions.transitions import close_sessions
+from views.closing import close_views
 from views.models import PropertyObjectView
 
 log = structlog.get_logger(__name__)
 
 _CONNECTION_SETTINGS = {
-    # One hung holder of one view must not keep a unit, and the beats that wait for it.
+    # One hung holder of one view must not keep a unit, nor the heartbeats that wait for it.
     "lock_timeout": "1s",
     # Every row is found by an index, a unit's at once. PostgreSQL otherwise takes plans that read
     # all sessions, or all that are Active, for each unit: the more there are, the slower.
@@ -58,7 +62,7 @@ _RUNS_KEPT = timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class ActivityCloserResult:
-    """What a run did. `failures`: rows set aside after a fault, plus the fault that ended it."""
+    """What a run did. `failures`: rows set aside after an error, plus the error that ended it."""
 
     run_id: UUID
     outcome: RunOutcome
@@ -76,12 +80,12 @@ class _Phase:
     row_type: str
     """As in the events' AggregateType."""
     unit: int
-    table: str
+    rows: ActivityQuerySet[Any]
     close: Callable[..., Closed]
 
 
 @dataclass(slots=True)
-class _Run:
+class _RunState:
     run_id: UUID
     cutoff: datetime
     now: datetime | None
@@ -90,11 +94,11 @@ class _Run:
     closed_sessions: int = 0
     closed_views: int = 0
     failures: int = 0
-    set_aside: list[str] = field(default_factory=list)
+    set_aside: list[UUID] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class _Batch:
+class _BatchLog:
     """Counts up to BatchSize rows for one line `batch processed`, whatever the units' size."""
 
     phase: str
@@ -114,7 +118,7 @@ class _Batch:
         self.rows = self.closed = 0
 
 
-class _Ended(Exception):
+class _RunEnded(Exception):
     """The run ends between two transactions."""
 
     def __init__(self, outcome: RunOutcome) -> None:
@@ -140,16 +144,16 @@ class ActivityCloser:
                 "A",
                 "PropertyObjectView",
                 options.batch_size,
-                "property_object_views",
+                PropertyObjectView.objects.all(),
                 close_views,
             ),
-            _Phase("B", "Session", options.unit_size, "sessions", close_sessions),
+            _Phase("B", "Session", options.unit_size, Session.objects.all(), close_sessions),
         )
 
     def run(self, *, now: datetime | None = None) -> ActivityCloserResult:
         """Close everything that is silent for longer than the threshold.
 
-        A fault never leaves this method: it is logged, counted and told by the outcome.
+        An exception never leaves this method: it is logged, counted and reported by the outcome.
 
         Args:
             now: None is the database's clock. A value is for the replay and for tests: such a
@@ -157,7 +161,7 @@ class ActivityCloser:
         """
         run_id = new_id()
         started = time.monotonic()
-        run: _Run | None = None
+        run: _RunState | None = None
         backlog: int | None = None
         failures = 0
         with (
@@ -170,7 +174,7 @@ class ActivityCloser:
                     for phase in self._phases:
                         self._close_due(phase, run)
                 outcome = RunOutcome.SUCCEEDED
-            except _Ended as end:
+            except _RunEnded as end:
                 outcome = end.outcome
             except Exception as exc:
                 outcome, failures = RunOutcome.FAILED, 1
@@ -198,16 +202,16 @@ class ActivityCloser:
         """Keep out of a replay, and of another run where only one instance may work."""
         with ExitStack() as locks:
             if live and not locks.enter_context(advisory_lock(REPLAY, shared=True)):
-                raise _Ended(RunOutcome.SKIPPED)
+                raise _RunEnded(RunOutcome.SKIPPED)
             if (
                 live
                 and self._options.single_instance
                 and not locks.enter_context(advisory_lock(CLOSER))
             ):
-                raise _Ended(RunOutcome.SKIPPED)
+                raise _RunEnded(RunOutcome.SKIPPED)
             yield
 
-    def _begin(self, run_id: UUID, now: datetime | None) -> _Run:
+    def _begin(self, run_id: UUID, now: datetime | None) -> _RunState:
         started_at = statement_time(now)
         cutoff = started_at - self._options.inactivity_threshold
         if now is None:
@@ -216,9 +220,9 @@ class ActivityCloser:
             )
         log.info("job started", jobRunId=str(run_id), cutoff=cutoff.isoformat())
         deadline = time.monotonic() + self._options.max_run_duration.total_seconds()
-        return _Run(run_id, cutoff, now, deadline)
+        return _RunState(run_id, cutoff, now, deadline)
 
-    def _finish(self, run: _Run, outcome: RunOutcome, *, live: bool) -> int | None:
+    def _finish(self, run: _RunState, outcome: RunOutcome, *, live: bool) -> int | None:
         """Count what is left and complete the run's row; the database may be away."""
         try:
             with _connection_set_up():
@@ -242,27 +246,28 @@ class ActivityCloser:
             return None
         return backlog
 
-    def _close_due(self, phase: _Phase, run: _Run) -> None:
+    def _close_due(self, phase: _Phase, run: _RunState) -> None:
         """Claim and close units until a claim is not full.
 
         A unit that fails is tried again row by row, so that only the row at fault stays
         Active. A unit that meets the statement timeout is tried again in halves.
 
         Raises:
-            _Ended: cancelled, or out of time.
+            _RunEnded: cancelled, or out of time.
             Exception: the database is lost, cannot write, or refuses even the claim.
         """
-        batch = _Batch(phase.name, self._options.batch_size)
+        batch = _BatchLog(phase.name, self._options.batch_size)
         try:
             self._close_units(phase, run, batch)
         finally:
             batch.log()
 
-    def _close_units(self, phase: _Phase, run: _Run, batch: _Batch) -> None:
-        unit, since = phase.unit, None
+    def _close_units(self, phase: _Phase, run: _RunState, batch: _BatchLog) -> None:
+        unit = phase.unit
+        since: datetime | None = None
         while True:
             self._check_end(run)
-            claimed: list[tuple[str, str]] = []
+            claimed: list[tuple[UUID, datetime]] = []
             try:
                 closed = self._close_unit(phase, run, claimed, since=since, limit=unit)
             except Exception as exc:
@@ -285,7 +290,7 @@ class ActivityCloser:
             since = claimed[-1][1]
 
     def _close_one_by_one(
-        self, phase: _Phase, run: _Run, failed: list[tuple[str, str]], fault: Exception
+        self, phase: _Phase, run: _RunState, failed: list[tuple[UUID, datetime]], fault: Exception
     ) -> int:
         """Close the rows of a failed unit, each in a transaction; set aside those at fault."""
         if len(failed) == 1:
@@ -306,12 +311,12 @@ class ActivityCloser:
     def _close_unit(
         self,
         phase: _Phase,
-        run: _Run,
-        claimed: list[tuple[str, str]],
+        run: _RunState,
+        claimed: list[tuple[UUID, datetime]],
         *,
         limit: int,
-        since: str | None = None,
-        row_id: str | None = None,
+        since: datetime | None = None,
+        row_id: UUID | None = None,
     ) -> int:
         """Claim up to `limit` due rows, close them and commit.
 
@@ -328,7 +333,15 @@ class ActivityCloser:
             "activity-closer transaction", attributes={"phase": phase.name, "batchSize": limit}
         ) as span:
             with transaction.atomic():
-                claimed.extend(_claim(phase, run, limit=limit, since=since, row_id=row_id))
+                claimed.extend(
+                    phase.rows.claim(
+                        cutoff=run.cutoff,
+                        limit=limit,
+                        since=since,
+                        row_id=row_id,
+                        set_aside=run.set_aside,
+                    )
+                )
                 closed = phase.close(
                     [row_id for row_id, _ in claimed], reason=CloseReason.INACTIVITY, now=run.now
                 )
@@ -341,44 +354,11 @@ class ActivityCloser:
             metrics.CLOSER_CLOSE_LAG.observe(lag)
         return closed.sessions if phase.row_type == "Session" else closed.views
 
-    def _check_end(self, run: _Run) -> None:
+    def _check_end(self, run: _RunState) -> None:
         if self._stop():
-            raise _Ended(RunOutcome.CANCELLED)
+            raise _RunEnded(RunOutcome.CANCELLED)
         if time.monotonic() >= run.deadline:
-            raise _Ended(RunOutcome.OUT_OF_TIME)
-
-
-def _claim(
-    phase: _Phase, run: _Run, *, limit: int, since: str | None, row_id: str | None
-) -> list[tuple[str, str]]:
-    """Lock due rows, as `due` of the models has them; returns (id, LastActivityAt) as text."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            _CLAIM.format(table=phase.table),
-            {
-                "cutoff": run.cutoff,
-                "since": since,
-                "row_id": row_id,
-                "set_aside": array_text(run.set_aside),
-                "limit": limit,
-            },
-        )
-        claimed: list[tuple[str, str]] = cursor.fetchall()
-    return claimed
-
-
-# Raw SQL, for ids and times as text (sessions/transitions.py). Sorted by the column, which the text
-# beside it would hide under its name. PostgreSQL drops conditions on parameters that are null.
-_CLAIM = """
-    SELECT id::text, last_activity_at::text FROM {table} AS row
-    WHERE status = 'Active' AND last_activity_at < %(cutoff)s
-      AND (%(since)s::timestamptz IS NULL OR last_activity_at >= %(since)s::timestamptz)
-      AND (%(row_id)s::uuid IS NULL OR id = %(row_id)s::uuid)
-      AND id <> ALL(%(set_aside)s::uuid[])
-    ORDER BY row.last_activity_at
-    LIMIT %(limit)s
-    FOR NO KEY UPDATE SKIP LOCKED
-"""
+            raise _RunEnded(RunOutcome.OUT_OF_TIME)
 
 
 @contextmanager
@@ -402,10 +382,10 @@ def _count_backlog(cutoff: datetime) -> int:
     return counted
 
 
-def _set_aside(phase: _Phase, run: _Run, row_id: str, fault: Exception) -> None:
+def _set_aside(phase: _Phase, run: _RunState, row_id: UUID, fault: Exception) -> None:
     """Leave a row to the next tick, for the rest of this run."""
     run.set_aside.append(row_id)
-    item = {"id": row_id, "type": phase.row_type, **describe_error(fault)}
+    item = {"id": str(row_id), "type": phase.row_type, **describe_error(fault)}
     if sqlstate(fault) == LOCK_TIMEOUT:
         log.info("item busy", **item)  # someone holds it for long: no error
         return

@@ -8,12 +8,12 @@ from uuid import UUID
 
 from django.db import connection, models
 from django.db.models import F, Q
-from django.db.models.expressions import Combinable
 
 from pinactivity.core.ids import new_id
 from pinactivity.postgres.prepared import PreparedStatement
 from sessions.device import Device, DeviceType
 from sessions.lifecycle import CloseReason, RunOutcome, Status
+from sessions.querysets import ActivityQuerySet
 
 
 def choices(enum: type[Enum]) -> list[tuple[str, str]]:
@@ -50,20 +50,15 @@ class TouchedSession:
     moment: datetime
 
 
-class SessionQuerySet(models.QuerySet["Session"]):
-    def active(self) -> "SessionQuerySet":
-        return self.filter(status=Status.ACTIVE)
-
-    def due(self, *, cutoff: datetime | Combinable) -> "SessionQuerySet":
-        """Active and silent since before `cutoff`, oldest first."""
-        return self.active().filter(last_activity_at__lt=cutoff).order_by("last_activity_at")
+class SessionQuerySet(ActivityQuerySet["Session"]):
+    """Sessions: due, active, claimed."""
 
 
 _SessionManager = models.Manager.from_queryset(SessionQuerySet)
 
 
 class SessionManager(_SessionManager["Session"]):
-    """The statements on one session; on the manager, since a beat has no use for a queryset."""
+    """The statements on one session; on the manager, since a heartbeat needs no queryset."""
 
     def extend(
         self,

@@ -22,7 +22,7 @@ from pinactivity.telemetry import metrics
 from pinactivity.telemetry.tracing import correlate, open_span
 from sessions.lifecycle import RunOutcome
 from sessions.options import ActivityRetentionOptions
-from views.stats_models import PropertyObjectViewStats
+from views.retention import delete_views
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ _BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class ActivityRetentionResult:
-    """What a run did. `failures`: sessions left after a fault, plus the fault that ended it."""
+    """What a run did. `failures`: sessions left after an error, plus the error that ended it."""
 
     outcome: RunOutcome
     deleted_sessions: int
@@ -45,7 +45,7 @@ class ActivityRetentionResult:
 
 
 @dataclass(slots=True)
-class _Run:
+class _RetentionRun:
     deadline: float
     """On time.monotonic()."""
     deleted_sessions: int = 0
@@ -70,14 +70,14 @@ class ActivityRetention:
     def run(self, *, now: datetime | None = None) -> ActivityRetentionResult:
         """Delete the Inactive sessions that ended longer ago than the age, with their views.
 
-        A fault never leaves this method: it is logged, counted and told by the outcome.
+        An exception never leaves this method: it is logged, counted and reported by the outcome.
 
         Args:
             now: None is the database's clock; a value is for tests.
         """
         run_id = new_id()
         started = time.monotonic()
-        run = _Run(started + self._options.max_run_duration.total_seconds())
+        run = _RetentionRun(started + self._options.max_run_duration.total_seconds())
         with correlate(run_id), open_span("activity-retention run") as span:
             try:
                 with advisory_lock(REPLAY, shared=True) as free:
@@ -108,11 +108,11 @@ class ActivityRetention:
         )
         return result
 
-    def _run(self, run: _Run, now: datetime | None) -> RunOutcome:
+    def _run(self, run: _RetentionRun, now: datetime | None) -> RunOutcome:
         """Delete batches until a claim is not full.
 
         A batch that fails is tried again in halves, down to the session at fault, which is left
-        behind; so does one that is too much for the statement timeout.
+        behind. A batch that exceeds the statement timeout is halved too.
 
         Raises:
             Exception: the database is lost or cannot write.
@@ -144,7 +144,7 @@ class ActivityRetention:
 
 
 def _delete_batch(
-    run: _Run,
+    run: _RetentionRun,
     claimed: list[tuple[str, str]],
     *,
     cutoff: datetime,
@@ -172,7 +172,7 @@ def _delete_batch(
         if not claimed:
             return
         ids = array_text(row_id for _, row_id in claimed)
-        views = PropertyObjectViewStats.objects.purge_views(session_ids=ids)
+        views = delete_views(session_ids=ids)
         cursor.execute("DELETE FROM sessions WHERE id = ANY(%s::uuid[])", [ids])
     run.deleted_sessions += len(claimed)
     run.deleted_views += views
@@ -180,8 +180,8 @@ def _delete_batch(
     metrics.RETENTION_VIEWS_DELETED.inc(views)
 
 
-# The id tells when a row was made. A replay makes today what ended long ago by its own clock:
-# the events of such views may still be under way to the statistics.
+# The id holds the time at which a row was made. A replay makes today what ended long ago by its
+# own clock: the events of such views may still be on their way to the statistics.
 _CLAIM = """
     SELECT ended_at::text, id::text FROM sessions
     WHERE status = 'Inactive' AND ended_at < %(cutoff)s AND id < %(made_before)s

@@ -1,19 +1,18 @@
 """The table of property object views and the statements on one view (design, sections 3 and 6)."""
 
 import json
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import connection, models
+from django.db import models
 from django.db.models import F, Q
-from django.db.models.expressions import Combinable
 
-from pinactivity.core.ids import Id, array_text, new_id
+from pinactivity.core.ids import new_id
 from pinactivity.postgres.prepared import PreparedStatement
 from sessions.lifecycle import CloseReason, Status
 from sessions.models import Session, choices, status_fields_agree
+from sessions.querysets import ActivityQuerySet
 from views.lifecycle import ViewSource
 from views.stats_models import PropertyObjectViewStats, PropertyObjectViewStatsSeen
 
@@ -24,14 +23,7 @@ __all__ = [
 ]
 
 
-class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):
-    def active(self) -> "PropertyObjectViewQuerySet":
-        return self.filter(status=Status.ACTIVE)
-
-    def due(self, *, cutoff: datetime | Combinable) -> "PropertyObjectViewQuerySet":
-        """Active and silent since before `cutoff`, oldest first."""
-        return self.active().filter(last_activity_at__lt=cutoff).order_by("last_activity_at")
-
+class PropertyObjectViewQuerySet(ActivityQuerySet["PropertyObjectView"]):
     def open(
         self,
         *,
@@ -43,7 +35,7 @@ class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):
         abandoned_after: timedelta,
         now: datetime | None,
     ) -> tuple[UUID, bool] | None:
-        """Beat the device's session, and in it insert a view or extend the object's Active one.
+        """Extend the device's session, and in it insert a view or extend the object's Active one.
 
         Returns:
             The view's id and whether it is new; None when the session is closed, abandoned,
@@ -66,7 +58,7 @@ class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):
         )
         return (row[0], row[0] == proposed) if row else None
 
-    def beat(
+    def extend(
         self,
         *,
         view_id: UUID,
@@ -86,13 +78,7 @@ class PropertyObjectViewQuerySet(models.QuerySet["PropertyObjectView"]):
             "abandoned_after": abandoned_after,
             "now": now,
         }
-        return BEAT.fetch_one(parameters) is not None
-
-    def lock_active(self, *, session_ids: Sequence[Id]) -> list[str]:
-        """Lock the Active views of some sessions by id, waiting; returns their ids."""
-        with connection.cursor() as cursor:
-            cursor.execute(_LOCK_ACTIVE, [array_text(session_ids)])
-            return [view_id for (view_id,) in cursor.fetchall()]
+        return EXTEND.fetch_one(parameters) is not None
 
 
 class PropertyObjectView(models.Model):
@@ -195,8 +181,8 @@ OPEN = PreparedStatement(
 
 # The session is written last, since a view that closes while this waits for it must leave the
 # session as it was (INV-LV-003).
-BEAT = PreparedStatement(
-    "beat_view",
+EXTEND = PreparedStatement(
+    "extend_view",
     f"""
     WITH locked AS (
         SELECT sessions.id, view.id AS view_id
@@ -205,27 +191,14 @@ BEAT = PreparedStatement(
           AND view.last_activity_at >= {_NOW} - %(abandoned_after)s::interval
           AND sessions.status = 'Active' AND sessions.anonymous_id = %(anonymous_id)s
         FOR NO KEY UPDATE OF sessions
-    ), beaten AS (
+    ), extended AS (
         UPDATE property_object_views AS view
         SET last_activity_at = greatest(view.last_activity_at, {_NOW})
         FROM locked WHERE view.id = locked.view_id AND view.status = 'Active'
         RETURNING locked.id
     )
     UPDATE sessions SET last_activity_at = greatest(last_activity_at, {_NOW})
-    FROM beaten WHERE sessions.id = beaten.id
+    FROM extended WHERE sessions.id = extended.id
     RETURNING sessions.id
     """,
 )
-
-# As an array: Django's IN of a hundred ids takes longer to write than to run.
-NOT_INACTIVE = "row.status <> 'Inactive'"
-"""That a row named by its id, or by its session's, is Active. There are two states only; said this
-way, the partial indexes on activity are out of the question: PostgreSQL with statistics from before
-read all that is Active for each unit of a closing, the more there was, the slower."""
-
-_LOCK_ACTIVE = f"""
-    SELECT id::text FROM property_object_views AS row
-    WHERE session_id = ANY(%s::uuid[]) AND {NOT_INACTIVE}
-    ORDER BY row.id
-    FOR NO KEY UPDATE
-"""

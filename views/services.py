@@ -14,7 +14,7 @@ from pinactivity.postgres.clock import time_expression
 from sessions.device import Device
 from sessions.lifecycle import CloseReason
 from sessions.services import ClosedNow, beat_session
-from sessions.transitions import close_views
+from views.closing import close_views
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
 
@@ -102,7 +102,7 @@ def beat_view(*, view_id: UUID, anonymous_id: UUID, now: datetime | None = None)
         written then (INV-LV-003), but that an abandoned view of this device is closed.
     """
     abandoned_after = settings.ACTIVITY_CLOSER.abandoned_after
-    if PropertyObjectView.objects.beat(
+    if PropertyObjectView.objects.extend(
         view_id=view_id, anonymous_id=anonymous_id, abandoned_after=abandoned_after, now=now
     ):
         return True

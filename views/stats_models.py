@@ -27,18 +27,6 @@ class PropertyObjectViewStatsQuerySet(models.QuerySet["PropertyObjectViewStats"]
         """Lock the rows of some objects until the transaction ends; make those that are missing."""
         execute(_LOCK, object_ids=object_ids)
 
-    def purge_views(self, *, session_ids: str) -> int:
-        """Delete the closed views of some sessions, and keep what they add to the figures.
-
-        Args:
-            session_ids: Locked by this transaction; the text of an array.
-
-        Returns:
-            How many views were deleted.
-        """
-        ((views,),) = fetch(_PURGE, session_ids=session_ids)
-        return int(views)
-
 
 class PropertyObjectViewStats(models.Model):
     """What the ended views of one property object add up to."""
@@ -138,30 +126,6 @@ _LOCK = """
     SELECT id FROM unnest(%(object_ids)s::uuid[]) AS object (id)
     ORDER BY id
     ON CONFLICT (property_object_id) DO UPDATE SET views_count = stats.views_count WHERE false
-"""
-
-# What they add stays in the figures: `purged_*` only tells how much of it has no view any more.
-# A view that nobody has counted so far is none of it; rebuild_view_stats adds that.
-_PURGE = """
-    WITH deleted AS (
-        DELETE FROM property_object_views
-        WHERE session_id = ANY(%(session_ids)s::uuid[]) AND status = 'Inactive'
-        RETURNING property_object_id, created_at, floor(extract(epoch FROM duration)) AS seconds
-    ), figures AS (
-        INSERT INTO property_object_view_stats AS stats (
-            property_object_id, last_viewed_at, purged_views_count, purged_duration_seconds
-        )
-        SELECT property_object_id, max(created_at), count(*), sum(seconds)
-        FROM deleted
-        GROUP BY property_object_id
-        ORDER BY property_object_id
-        ON CONFLICT (property_object_id) DO UPDATE SET
-            last_viewed_at = greatest(stats.last_viewed_at, excluded.last_viewed_at),
-            purged_views_count = stats.purged_views_count + excluded.purged_views_count,
-            purged_duration_seconds
-                = stats.purged_duration_seconds + excluded.purged_duration_seconds
-    )
-    SELECT count(*) FROM deleted
 """
 
 # The array is read once; an IN (SELECT .. LIMIT) may be planned to be read more often.

@@ -39,11 +39,12 @@ from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, SESSION_ENDED, 
 from pinactivity.telemetry.metrics import DEV_STATS_RECONCILE_LAST_SUCCESS, DEV_STATS_RECONCILE_LOST
 from sessions.lifecycle import CloseReason
 from sessions.models import Session
-from sessions.transitions import close_sessions, close_views
+from sessions.transitions import close_sessions
 from tests.consuming import FIVE_MINUTES, Broker, RealBroker, drive
 from tests.dev_stats import SESSIONS, VIEWS, clear_tables, count_rows, rows_of, stop_merges
 from tests.factories import make_session, make_view
 from tests.kafka import publish_outbox, skip_to_end
+from views.closing import close_views
 from views.models import PropertyObjectView
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.kafka]

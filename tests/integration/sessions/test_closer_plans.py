@@ -22,11 +22,11 @@ ACTIVE_SESSIONS = "ix_sessions_active_last_activity"
 ACTIVE_VIEWS = "ix_property_object_views_active_last_activity"
 STATEMENTS: dict[str, tuple[str, set[str]]] = {
     "claim of views": (
-        r"SELECT id::text, last_activity_at::text FROM property_object_views AS row .* SKIP LOCKED",
+        r'SELECT .* FROM "property_object_views" .* FOR NO KEY UPDATE SKIP LOCKED',
         {ACTIVE_VIEWS},
     ),
     "claim of sessions": (
-        r"SELECT id::text, last_activity_at::text FROM sessions AS row .* SKIP LOCKED",
+        r'SELECT .* FROM "sessions" .* FOR NO KEY UPDATE SKIP LOCKED',
         {ACTIVE_SESSIONS},
     ),
     "locking of the views of a unit": (
