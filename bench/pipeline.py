@@ -80,7 +80,6 @@ class Visits:
         open_view(
             session_id=started.session_id,
             anonymous_id=started.anonymous_id,
-            user_id=None,
             device=_DEVICE,
             property_object_id=_object(number),
             view_source=ViewSource.MAP,

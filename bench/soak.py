@@ -34,9 +34,9 @@ from pinactivity.core.ids import new_id
 from pinactivity.monitoring.activity import activity_snapshot
 from pinactivity.postgres.clock import statement_time
 from sessions.device import identify_device
-from sessions.services import beat_session, start_session
+from sessions.services import record_heartbeat, start_session
 from views.lifecycle import ViewSource
-from views.services import beat_view, open_view
+from views.services import extend_view, open_view
 
 _DEVICE = identify_device("Mozilla/5.0 (X11; Linux x86_64) Firefox/120.0", None)
 _LIVE_PART = 0.4
@@ -100,22 +100,20 @@ class _Visitor:
                 self.view_id = open_view(
                     session_id=self.session_id,
                     anonymous_id=self.anonymous_id,
-                    user_id=None,
                     device=_DEVICE,
                     property_object_id=new_id(),
                     view_source=ViewSource.CATALOG,
                     filter_snapshot=None,
                 ).view_id
             return
-        beat = beat_session(
+        beat = record_heartbeat(
             session_id=self.session_id,
             anonymous_id=self.anonymous_id,
-            user_id=None,
             device=_DEVICE,
         )
         if beat.restarted or self.view_id is None:
             raise BenchFailed("A session that beats was closed.")
-        if not beat_view(view_id=self.view_id, anonymous_id=self.anonymous_id):
+        if not extend_view(view_id=self.view_id, anonymous_id=self.anonymous_id):
             raise BenchFailed("A view that beats was closed.")
 
 

@@ -2,7 +2,7 @@
 
 `make bench NAME=views` opens a view in each of 1,500 sessions, then beats a view in each, by
 
-- `views.services.open_view` and `beat_view`, in turn with
+- `views.services.open_view` and `extend_view`, in turn with
 - the same statements, prepared, straight from psycopg: no Django between.
 
 All from one connection, a call after the other, so that the ratio is of the work of a call and not
@@ -33,7 +33,7 @@ from pinactivity.core.ids import new_id
 from sessions.device import Device, DeviceType
 from views.lifecycle import ViewSource
 from views.models import EXTEND, OPEN
-from views.services import beat_view, open_view
+from views.services import extend_view, open_view
 
 SERVICE, BARE = "service", "bare SQL"
 _DEVICE = Device("bench", None, "", "", DeviceType.UNKNOWN)
@@ -103,7 +103,6 @@ class Visits:
             open_view(
                 session_id=session_id,
                 anonymous_id=anonymous_id,
-                user_id=None,
                 device=_DEVICE,
                 property_object_id=new_id(),
                 view_source=ViewSource.MAP,
@@ -112,7 +111,7 @@ class Visits:
 
     def beat(self) -> None:
         for view_id, anonymous_id in self.views:
-            beat_view(view_id=view_id, anonymous_id=anonymous_id)
+            extend_view(view_id=view_id, anonymous_id=anonymous_id)
 
     # -- bare SQL ------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """The sessions API: parse, call one service, present."""
 
+from uuid import UUID
+
 from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -33,12 +35,22 @@ from sessions.serializers import (
     OwnSessionsResponse,
     StartedSessionResponse,
 )
-from sessions.services import beat_session, link_session, start_session
+from sessions.services import link_session, record_heartbeat, start_session
 
 
 def calling_device(request: Request) -> Device:
     """Describe the device that sent a request."""
     return identify_device(user_agent(request), client_ip(request))
+
+
+def restarting_user(request: Request, device: Device) -> UUID | None:
+    """Count a restart as a start, and return the user whose session it is to be.
+
+    Raises:
+        RateLimited: heartbeats with new ids are starts, and as limited as those.
+    """
+    limit_start(address=device.ip_address)
+    return optional_user(request)
 
 
 class SessionsView(ApiView):
@@ -94,15 +106,18 @@ class SessionHeartbeatView(ApiView):
         device = calling_device(request)
         session_id = read_id(request.data, "SessionId")
         heartbeats.count(anonymous_id)
-        beat = beat_session(
+        heartbeat = record_heartbeat(
             session_id=session_id,
             anonymous_id=anonymous_id,
-            user_id=optional_user(request),
             device=device,
-            # Else beats with new ids would be starts that nothing counts.
-            admit_restart=lambda: limit_start(address=device.ip_address),
+            restart_for=lambda: restarting_user(request, device),
         )
-        return Response({"SessionId": str(beat.session.session_id), "Restarted": beat.restarted})
+        return Response(
+            {
+                "SessionId": str(heartbeat.session.session_id),
+                "Restarted": heartbeat.restarted,
+            }
+        )
 
 
 class SessionLinkView(ApiView):

@@ -89,20 +89,29 @@ def start_session(
     return started
 
 
-def beat_session(
+def record_heartbeat(
     *,
     session_id: UUID,
     anonymous_id: UUID,
-    user_id: UUID | None,
     device: Device,
-    admit_restart: Callable[[], object] = lambda: None,
+    restart_for: Callable[[], UUID | None] = lambda: None,
     now: datetime | None = None,
 ) -> Heartbeat:
     """Extend the device's session by a conditional update, or restart (INV-SES-003).
 
     A session that is closed, abandoned, unknown or foreign is no error: the device gets the
-    Active session that another tab has, or a new one. Arguments and errors as in
-    `start_session`; besides, `admit_restart` is called before a restart, and may raise.
+    Active session that another tab has, or a new one.
+
+    Args:
+        session_id: As the device knows it.
+        anonymous_id: The device.
+        device: Described from this request.
+        restart_for: Called before a restart only. Returns the user of a valid token, None for a
+            guest, and may raise to refuse the restart.
+        now: None is the database's clock.
+
+    Raises:
+        SessionActiveRace: as in `start_session`.
     """
     session = Session.objects.extend(
         session_id=session_id,
@@ -112,8 +121,9 @@ def beat_session(
     )
     if session is not None:
         return Heartbeat(session, restarted=False)
-    admit_restart()
-    started = start_session(anonymous_id=anonymous_id, user_id=user_id, device=device, now=now)
+    started = start_session(
+        anonymous_id=anonymous_id, user_id=restart_for(), device=device, now=now
+    )
     return Heartbeat(started.session, restarted=True)
 
 

@@ -95,7 +95,6 @@ def open_in(session: Session) -> OpenedView:
     return open_view(
         session_id=session.id,
         anonymous_id=session.anonymous_id,
-        user_id=None,
         device=DEVICE,
         property_object_id=new_id(),
         view_source=ViewSource.MAP,

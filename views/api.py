@@ -7,7 +7,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from pinactivity.core.ids import parse_id
-from pinactivity.http.auth import optional_user, required_actor
+from pinactivity.http.auth import required_actor
 from pinactivity.http.base import ApiView
 from pinactivity.http.cursors import parse_page
 from pinactivity.http.fields import read_id
@@ -23,8 +23,8 @@ from pinactivity.http.openapi import (
     problems,
 )
 from pinactivity.http.periods import parse_period
-from pinactivity.http.rate_limits import heartbeats, limit_call, limit_start
-from sessions.api import calling_device
+from pinactivity.http.rate_limits import heartbeats, limit_call
+from sessions.api import calling_device, restarting_user
 from views.lifecycle import ViewSource
 from views.selectors import views_of_user
 from views.serializers import (
@@ -36,7 +36,7 @@ from views.serializers import (
     ViewHeartbeatResponse,
     ViewStatsResponse,
 )
-from views.services import beat_view, open_view
+from views.services import extend_view, open_view
 from views.stats import stats_of
 
 
@@ -67,13 +67,11 @@ class PropertyObjectViewsView(ApiView):
         opened = open_view(
             session_id=body.validated_data["SessionId"],
             anonymous_id=anonymous_id,
-            user_id=optional_user(request),
             device=device,
             property_object_id=body.validated_data["PropertyObjectId"],
             view_source=ViewSource(body.validated_data["ViewSource"]),
             filter_snapshot=body.validated_data["FilterSnapshot"],
-            # Else openings with new ids would be starts that nothing counts.
-            admit_restart=lambda: limit_start(address=device.ip_address),
+            restart_for=lambda: restarting_user(request, device),
         )
         return Response(
             {
@@ -108,7 +106,7 @@ class PropertyObjectViewHeartbeatView(ApiView):
         except ValueError:
             raise Http404 from None
         heartbeats.count((anonymous_id, identified))
-        return Response({"Accepted": beat_view(view_id=identified, anonymous_id=anonymous_id)})
+        return Response({"Accepted": extend_view(view_id=identified, anonymous_id=anonymous_id)})
 
 
 class OwnPropertyObjectViewsView(ApiView):

@@ -13,7 +13,7 @@ from django.db import transaction
 from pinactivity.postgres.clock import time_expression
 from sessions.device import Device
 from sessions.lifecycle import CloseReason
-from sessions.services import ClosedNow, beat_session
+from sessions.services import ClosedNow, record_heartbeat
 from views.closing import close_views
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
@@ -33,24 +33,23 @@ def open_view(
     *,
     session_id: UUID,
     anonymous_id: UUID,
-    user_id: UUID | None,
     device: Device,
     property_object_id: UUID,
     view_source: ViewSource,
     filter_snapshot: dict[str, Any] | None,
-    admit_restart: Callable[[], object] = lambda: None,
+    restart_for: Callable[[], UUID | None] = lambda: None,
     now: datetime | None = None,
 ) -> OpenedView:
     """Open a view, or extend the one of that object that is open in the session.
 
-    The ordinary case is one statement, which beats the session too. What it finds nothing for
+    The ordinary case is one statement, which extends the session too. What it finds nothing for
     takes a transaction, so that no restart stands without its view:
 
-    1. Beat the session, which locks it: it cannot close until this commits (INV-LV-007). A
+    1. Extend the session, which locks it: it cannot close until this commits (INV-LV-007). A
        session that is gone restarts.
     2. Insert or extend. An abandoned view of that object is closed, and a new one inserted.
 
-    `admit_restart` is called before a restart, and may raise.
+    `restart_for` is as in `sessions.services.record_heartbeat`.
 
     Raises:
         SessionActiveRace: as in `sessions.services.start_session`.
@@ -71,15 +70,14 @@ def open_view(
     if opened is not None:
         return OpenedView(opened[0], session_id, is_new=opened[1], restarted=False)
     with transaction.atomic():
-        beat = beat_session(
+        heartbeat = record_heartbeat(
             session_id=session_id,
             anonymous_id=anonymous_id,
-            user_id=user_id,
             device=device,
-            admit_restart=admit_restart,
+            restart_for=restart_for,
             now=now,
         )
-        session_id = beat.session.session_id
+        session_id = heartbeat.session.session_id
         opened = open_in(session_id)
         if opened is None:
             abandoned = (
@@ -91,10 +89,10 @@ def open_view(
             close_views(list(abandoned), reason=CloseReason.ABANDONED, now=now)
             opened = open_in(session_id)
         assert opened is not None  # the session, and the row that refused, are locked by us
-    return OpenedView(opened[0], session_id, is_new=opened[1], restarted=beat.restarted)
+    return OpenedView(opened[0], session_id, is_new=opened[1], restarted=heartbeat.restarted)
 
 
-def beat_view(*, view_id: UUID, anonymous_id: UUID, now: datetime | None = None) -> bool:
+def extend_view(*, view_id: UUID, anonymous_id: UUID, now: datetime | None = None) -> bool:
     """Extend a view and its session: a session never closes under a live view.
 
     Returns:

@@ -11,9 +11,9 @@ from sessions.closer import ActivityCloser
 from sessions.device import identify_device
 from sessions.lifecycle import RunOutcome
 from sessions.models import Session
-from sessions.services import beat_session, start_session
+from sessions.services import record_heartbeat, start_session
 from views.lifecycle import ViewSource
-from views.services import beat_view, open_view
+from views.services import extend_view, open_view
 
 _HEADING = ["seconds", "device", "page"]
 
@@ -172,10 +172,9 @@ class VisitReplay:
             started = start_session(anonymous_id=anonymous, user_id=None, device=device, now=moment)
             state = self._devices[visit.device] = _FrontEnd(started.session.session_id)
         elif visit.page is None:
-            heartbeat = beat_session(
+            heartbeat = record_heartbeat(
                 session_id=state.session_id,
                 anonymous_id=anonymous,
-                user_id=None,
                 device=device,
                 now=moment,
             )
@@ -183,12 +182,11 @@ class VisitReplay:
         if visit.page is None:
             return
         view_id = state.views.get(visit.page)
-        if view_id and beat_view(view_id=view_id, anonymous_id=anonymous, now=moment):
+        if view_id and extend_view(view_id=view_id, anonymous_id=anonymous, now=moment):
             return
         opened = open_view(
             session_id=state.session_id,
             anonymous_id=anonymous,
-            user_id=None,
             device=device,
             property_object_id=property_object_id(visit.page),
             view_source=ViewSource.CATALOG,

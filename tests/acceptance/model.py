@@ -18,12 +18,12 @@ The rules, with their sections of the design (INV-.. are the specification's):
   `signed_in_at`, or one minute before its start. Poison when more than an hour ahead (5).
 * **open_view** first beats the session, then extends that object's Active view, or makes one with
   a snapshot of the session's user (6).
-* **beat_view** extends a view and its session. Closed, unknown or foreign: refused, and nothing
+* **extend_view** extends a view and its session. Closed, unknown or foreign: refused, and nothing
   is written (INV-LV-003).
 * **tick** closes every Active view, then every Active session, that was last active before
   `now - threshold`; silence of exactly the threshold is not enough (7, INV-LV-004).
 * What is silent for more than 2 x threshold is abandoned: no call revives it. start, beat,
-  open_view, link and sign_in close it, then go on as if none existed; beat_view closes the view
+  open_view, link and sign_in close it, then go on as if none existed; extend_view closes the view
   alone, and refuses (5, "Abandoned rows").
 * Closing a session closes its views with it (INV-LV-007). `ended_at` is max(now, last activity),
   `duration` is last activity - creation (INV-SES-005), each closed row has one event: the views'
@@ -272,7 +272,7 @@ class Model:
         )
         return Opened(new_view_id, session.id, is_new=True, restarted=beaten.restarted)
 
-    def beat_view(self, *, view_id: UUID, anonymous_id: UUID, now: datetime) -> bool:
+    def extend_view(self, *, view_id: UUID, anonymous_id: UUID, now: datetime) -> bool:
         """Extend a view and its session; False when refused."""
         view = self.views.get(view_id)
         if view is None or not view.is_active:

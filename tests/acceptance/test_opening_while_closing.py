@@ -27,7 +27,7 @@ from tests.factories import DEVICE
 from views.events import PropertyObjectViewEnded
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
-from views.services import OpenedView, beat_view, open_view
+from views.services import OpenedView, extend_view, open_view
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -54,7 +54,6 @@ class Opener:
             view = open_view(
                 session_id=self.sessions.get(device, device),
                 anonymous_id=device,
-                user_id=None,
                 device=DEVICE,
                 property_object_id=chance.choice(OBJECTS),
                 view_source=ViewSource.MAP,
@@ -63,7 +62,7 @@ class Opener:
             self.sessions[device] = view.session_id
             self.opened.append(view)
             if len(self.opened) % 4 == 0:
-                self.beats_accepted += beat_view(view_id=view.view_id, anonymous_id=device)
+                self.beats_accepted += extend_view(view_id=view.view_id, anonymous_id=device)
 
 
 @dataclass

@@ -53,10 +53,10 @@ from sessions.device import Device, DeviceType
 from sessions.errors import SessionNotFound
 from sessions.lifecycle import RunOutcome
 from sessions.options import ActivityCloserOptions
-from sessions.services import LinkedSession, beat_session, link_session, start_session
+from sessions.services import LinkedSession, link_session, record_heartbeat, start_session
 from tests.acceptance import model
 from views.lifecycle import ViewSource
-from views.services import beat_view, open_view
+from views.services import extend_view, open_view
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 # Hypothesis makes five near copies of each random example, which find little here: so many rounds,
@@ -363,7 +363,7 @@ class SessionsAndViews(RuleBasedStateMachine):
                 object_id = view.property_object_id if view else OBJECTS[0]
                 self._open(browser, session.id, None, object_id, moment)
             case "view beat":
-                self._beat_view(browser, view.id if view else UNKNOWN, moment)
+                self._extend_view(browser, view.id if view else UNKNOWN, moment)
             case "tick":
                 self._tick(ActivityCloserOptions())
         self.reached[f"{touch} at {times} x threshold"] += 1
@@ -515,12 +515,12 @@ class SessionsAndViews(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.views)
     @rule(number=front_ends, which=kinds, index=indexes, wait=waits_or_stragglers)
-    def beat_view(self, number: int, which: str, index: int, wait: timedelta) -> None:
+    def extend_view(self, number: int, which: str, index: int, wait: timedelta) -> None:
         browser = self.front_ends[number]
         found, view_id = self._choose_view(browser, which, index)
         now = self._wait(wait)
         before = self.stored
-        accepted = self._beat_view(browser, view_id, now)
+        accepted = self._extend_view(browser, view_id, now)
         self.reached[f"view beat: {'accepted' if accepted else f'refused {found}'}"] += 1
         if not accepted and view_id in self.model.views:
             # INV-LV-003: nothing is written, unless this closed an abandoned view.
@@ -563,10 +563,10 @@ class SessionsAndViews(RuleBasedStateMachine):
         self, browser: FrontEnd, session_id: UUID, user: UUID | None, now: datetime
     ) -> str:
         self.operation = "heartbeat"
-        answer = beat_session(
+        answer = record_heartbeat(
             session_id=session_id,
             anonymous_id=browser.anonymous_id,
-            user_id=user,
+            restart_for=lambda: user,
             device=browser.device,
             now=now,
         )
@@ -668,7 +668,7 @@ class SessionsAndViews(RuleBasedStateMachine):
         answer = open_view(
             session_id=session_id,
             anonymous_id=browser.anonymous_id,
-            user_id=user,
+            restart_for=lambda: user,
             device=browser.device,
             property_object_id=object_id,
             view_source=source,
@@ -704,11 +704,13 @@ class SessionsAndViews(RuleBasedStateMachine):
             how = "new in a restarted session" if answer.restarted else "new"
             self.reached[f"open: {how}"] += 1
 
-    def _beat_view(self, browser: FrontEnd, view_id: UUID, now: datetime) -> bool:
+    def _extend_view(self, browser: FrontEnd, view_id: UUID, now: datetime) -> bool:
         self.operation = "view beat"
-        accepted = beat_view(view_id=view_id, anonymous_id=browser.anonymous_id, now=now)
+        accepted = extend_view(view_id=view_id, anonymous_id=browser.anonymous_id, now=now)
         events = len(self.model.events)
-        expected = self.model.beat_view(view_id=view_id, anonymous_id=browser.anonymous_id, now=now)
+        expected = self.model.extend_view(
+            view_id=view_id, anonymous_id=browser.anonymous_id, now=now
+        )
         assert accepted == expected
         if len(self.model.events) > events:
             self.reached["view beat: refused, closed an abandoned view alone"] += 1

@@ -77,7 +77,7 @@ class Browser:
         }
         return self._send("POST", OPEN, body)
 
-    def beat_view(self) -> Answer:
+    def extend_view(self) -> Answer:
         return self._send("PUT", view_heartbeat(self.view_id))
 
     def get(self, path: str) -> int:
@@ -115,7 +115,7 @@ class Load:
         choose = random.Random(seed)
         with contextlib.closing(Browser(self.port)) as browser:
             while not self._stop.is_set():
-                name = choose.choice(["start", "beat", "beat", "open", "beat_view"])
+                name = choose.choice(["start", "beat", "beat", "open", "extend_view"])
                 self.answers.append((name, getattr(browser, name)()))
 
     def count(self, *statuses: int, since: float = 0.0) -> Counter[str]:

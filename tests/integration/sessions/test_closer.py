@@ -21,7 +21,7 @@ from sessions.errors import SessionNotFound
 from sessions.lifecycle import RunOutcome
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions
-from sessions.services import beat_session, link_session
+from sessions.services import link_session, record_heartbeat
 from tests.concurrency import Background, run_together
 from tests.factories import (
     DEVICE,
@@ -33,7 +33,7 @@ from tests.factories import (
 )
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
-from views.services import beat_view, open_view
+from views.services import extend_view, open_view
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -373,10 +373,9 @@ def test_row_that_is_revived_while_its_unit_fails_stays_alive(refuse_one: Any) -
         nonlocal asked
         asked += 1
         if asked == 4:  # phase A, the unit, `bad` alone; now `revived` alone
-            beat_session(
+            record_heartbeat(
                 session_id=revived.id,
                 anonymous_id=revived.anonymous_id,
-                user_id=None,
                 device=DEVICE,
             )
         return False
@@ -681,10 +680,9 @@ def test_beats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6() -> N
         return [
             (beat.session.session_id, beat.restarted)
             for beat in (
-                beat_session(
+                record_heartbeat(
                     session_id=session.id,
                     anonymous_id=session.anonymous_id,
-                    user_id=None,
                     device=DEVICE,
                 )
                 for session in sessions
@@ -718,11 +716,10 @@ def test_beat_of_a_view_that_was_closed_first_is_not_accepted_inv_lv_003() -> No
     anonymous_id = view.session.anonymous_id
     close_inactive()
 
-    assert not beat_view(view_id=view.id, anonymous_id=anonymous_id)
+    assert not extend_view(view_id=view.id, anonymous_id=anonymous_id)
     opened = open_view(
         session_id=view.session_id,
         anonymous_id=anonymous_id,
-        user_id=None,
         device=DEVICE,
         property_object_id=view.property_object_id,
         view_source=ViewSource.CATALOG,
@@ -737,7 +734,7 @@ def test_view_that_was_beaten_first_stays_open() -> None:
     """Race: view heartbeat, the beat was first."""
     session = silent_session(minutes=12.5, views=1)
     view = session.views.get()
-    assert beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+    assert extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
     result = close_inactive()
 

@@ -20,13 +20,13 @@ from sessions.errors import SessionNotFound
 from sessions.lifecycle import LinkOutcome, LinkState, decide_link
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
-from sessions.services import LinkedSession, beat_session, link_session, start_session
+from sessions.services import LinkedSession, link_session, record_heartbeat, start_session
 from tests.concurrency import Background, run_together
 from tests.factories import DEVICE, MINUTE, make_session, make_view, open_in, silent_session
 from tests.processes import wait_until
 from views.models import PropertyObjectView
 from views.selectors import views_of_user
-from views.services import beat_view
+from views.services import extend_view
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -367,12 +367,12 @@ def test_20_parallel_beats_openings_and_links_equal_some_serial_order_c2() -> No
     view = make_view(session=session)
 
     def beat() -> object:
-        return beat_session(
-            session_id=session.id, anonymous_id=session.anonymous_id, user_id=None, device=DEVICE
+        return record_heartbeat(
+            session_id=session.id, anonymous_id=session.anonymous_id, device=DEVICE
         )
 
     def beat_one() -> object:
-        return beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+        return extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
     def start() -> object:
         return start_session(anonymous_id=session.anonymous_id, user_id=None, device=DEVICE)

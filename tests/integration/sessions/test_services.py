@@ -13,7 +13,7 @@ from sessions.closer import ActivityCloser
 from sessions.errors import SessionActiveRace
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
-from sessions.services import StartedSession, beat_session, start_session
+from sessions.services import StartedSession, record_heartbeat, start_session
 from tests.concurrency import Background, run_together
 from tests.factories import DEVICE, MINUTE, make_session, silent_session
 from views.models import PropertyObjectView
@@ -28,11 +28,10 @@ def start(anonymous_id: UUID | None = None, **arguments: object) -> StartedSessi
 
 
 def beat(session: Session, **arguments: object) -> tuple[UUID, bool]:
-    heartbeat = beat_session(
+    heartbeat = record_heartbeat(
         **{  # type: ignore[arg-type]  # a test's shorthand
             "session_id": session.id,
             "anonymous_id": session.anonymous_id,
-            "user_id": None,
             "device": DEVICE,
             **arguments,
         }

@@ -13,7 +13,7 @@ from pinactivity.core.ids import new_id
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
-from sessions.services import beat_session
+from sessions.services import record_heartbeat
 from tests.concurrency import Background, run_together
 from tests.factories import (
     DEVICE,
@@ -24,7 +24,7 @@ from tests.factories import (
 )
 from views.lifecycle import ViewSource
 from views.models import PropertyObjectView
-from views.services import OpenedView, beat_view, open_view
+from views.services import OpenedView, extend_view, open_view
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -34,7 +34,6 @@ def open_on(session: Session, **arguments: Any) -> OpenedView:
         **{
             "session_id": session.id,
             "anonymous_id": session.anonymous_id,
-            "user_id": None,
             "device": DEVICE,
             "property_object_id": new_id(),
             "view_source": ViewSource.SEARCH,
@@ -174,14 +173,14 @@ def test_30_parallel_calls_on_one_view_lose_nothing_c2() -> None:
     view = make_view(session=session)
 
     def beat() -> bool:
-        return beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+        return extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
     def reopen() -> bool:
         return open_on(session, property_object_id=view.property_object_id).view_id == view.id
 
     def extend() -> bool:
-        return not beat_session(
-            session_id=session.id, anonymous_id=session.anonymous_id, user_id=None, device=DEVICE
+        return not record_heartbeat(
+            session_id=session.id, anonymous_id=session.anonymous_id, device=DEVICE
         ).restarted
 
     assert all(run_together([beat, reopen, extend] * 10))
@@ -196,7 +195,7 @@ def test_beat_extends_the_view_and_its_session(count_statements: Callable) -> No
     view = make_view(session=session)
 
     with count_statements() as statements:
-        accepted = beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+        accepted = extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
     assert accepted
     assert len(statements) == 1
@@ -212,7 +211,7 @@ def test_beat_of_a_closed_view_is_not_accepted_and_writes_nothing_inv_lv_003_c6(
     close_inactive()
     before = (Session.objects.values().get(), PropertyObjectView.objects.values().get())
 
-    assert not beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+    assert not extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
     assert (Session.objects.values().get(), PropertyObjectView.objects.values().get()) == before
     assert OutboxMessage.objects.count() == 1
 
@@ -222,12 +221,12 @@ def test_beat_the_day_after_the_session_closed_changes_nothing_inv_lv_003_c6(
 ) -> None:
     session = make_session(last_activity_at=now)
     opened = open_on(session, now=now)
-    assert beat_view(view_id=opened.view_id, anonymous_id=session.anonymous_id, now=now + MINUTE)
+    assert extend_view(view_id=opened.view_id, anonymous_id=session.anonymous_id, now=now + MINUTE)
     ActivityCloser(ActivityCloserOptions()).run(now=now + 14 * MINUTE)
     before = (Session.objects.values().get(), PropertyObjectView.objects.values().get())
     assert before[1]["duration"] == MINUTE
 
-    assert not beat_view(
+    assert not extend_view(
         view_id=opened.view_id, anonymous_id=session.anonymous_id, now=now + timedelta(days=1)
     )
 
@@ -242,7 +241,7 @@ def test_view_left_silent_closes_while_its_session_lives_on_inv_lv_004(now: date
     closer = ActivityCloser(ActivityCloserOptions())
     for minute in range(1, 15):
         moment = now + minute * MINUTE
-        assert beat_view(view_id=looked_at.view_id, anonymous_id=session.anonymous_id, now=moment)
+        assert extend_view(view_id=looked_at.view_id, anonymous_id=session.anonymous_id, now=moment)
         closer.run(now=moment)
 
     closed = PropertyObjectView.objects.get(id=left.view_id)
@@ -263,7 +262,7 @@ def test_view_that_many_would_close_at_once_closes_once_inv_lv_008() -> None:
         old = make_view(session=session, silent=30 * MINUTE)
 
         def beat(session: Session = session, old: PropertyObjectView = old) -> None:
-            assert not beat_view(view_id=old.id, anonymous_id=session.anonymous_id)
+            assert not extend_view(view_id=old.id, anonymous_id=session.anonymous_id)
 
         def reopen(session: Session = session, old: PropertyObjectView = old) -> None:
             open_on(session, property_object_id=old.property_object_id)
@@ -281,7 +280,7 @@ def test_beat_of_a_view_that_is_not_the_devices_is_not_accepted(whose: str) -> N
     view = make_view(session=silent_session(minutes=5))
     view_id = new_id() if whose == "unknown" else view.id
 
-    assert not beat_view(view_id=view_id, anonymous_id=new_id())
+    assert not extend_view(view_id=view_id, anonymous_id=new_id())
     assert PropertyObjectView.objects.get().last_activity_at == view.last_activity_at
     assert Session.objects.get().last_activity_at == view.session.last_activity_at
 
@@ -290,7 +289,7 @@ def test_beat_of_an_abandoned_view_closes_it_with_its_own_duration() -> None:
     session = silent_session(minutes=1)
     view = make_view(session=session, silent=30 * MINUTE)
 
-    assert not beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+    assert not extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
     closed = PropertyObjectView.objects.get()
     assert (closed.close_reason, closed.duration) == ("Abandoned", MINUTE)
@@ -300,7 +299,7 @@ def test_beat_of_an_abandoned_view_closes_it_with_its_own_duration() -> None:
 
 def test_stranger_cannot_close_an_abandoned_view() -> None:
     view = make_view(session=silent_session(minutes=1), silent=30 * MINUTE)
-    assert not beat_view(view_id=view.id, anonymous_id=new_id())
+    assert not extend_view(view_id=view.id, anonymous_id=new_id())
     assert PropertyObjectView.objects.get().status == "Active"
 
 
@@ -311,7 +310,7 @@ def test_view_beats_alone_keep_the_session_alive_c7(now: datetime) -> None:
     for minute in range(1, 21):
         moment = now + minute * MINUTE
         closer.run(now=moment)
-        assert beat_view(view_id=opened.view_id, anonymous_id=session.anonymous_id, now=moment)
+        assert extend_view(view_id=opened.view_id, anonymous_id=session.anonymous_id, now=moment)
     assert Session.objects.get().status == "Active"
     assert Session.objects.get().last_activity_at == now + 20 * MINUTE
 
@@ -331,7 +330,7 @@ def test_beat_that_loses_to_the_closing_of_its_view_leaves_the_session_untouched
                 [view.id],
             )
         with Background(
-            lambda: beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+            lambda: extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
         ) as beating:
             with pytest.raises(TimeoutError):
                 beating.result(timeout=0.5)

@@ -16,11 +16,11 @@ from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
-from sessions.services import beat_session, link_session
+from sessions.services import link_session, record_heartbeat
 from tests.concurrency import Background
 from tests.factories import DEVICE, MINUTE, make_session, make_view, open_in, silent_session
 from views.models import PropertyObjectView
-from views.services import beat_view
+from views.services import extend_view
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -53,15 +53,14 @@ def by_a_switch(session: Session, view: PropertyObjectView) -> None:
 
 def by_the_beat_of_an_abandoned_view(session: Session, view: PropertyObjectView) -> None:
     fall_silent(view, minutes=30)
-    assert not beat_view(view_id=view.id, anonymous_id=session.anonymous_id)
+    assert not extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
 
 def by_the_beat_of_an_abandoned_session(session: Session, view: PropertyObjectView) -> None:
     fall_silent(session, minutes=30)
-    beat = beat_session(
+    beat = record_heartbeat(
         session_id=session.id,
         anonymous_id=session.anonymous_id,
-        user_id=None,
         device=DEVICE,
     )
     assert beat.restarted

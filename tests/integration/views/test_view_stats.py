@@ -30,7 +30,7 @@ from views.models import (
     PropertyObjectViewStatsSeen,
 )
 from views.options import ViewStatsOptions
-from views.services import beat_view
+from views.services import extend_view
 from views.stats import EndedView, count_views, purge_seen, stats_of
 from views.tasks import purge_seen_views
 
@@ -316,7 +316,7 @@ def test_beat_of_the_next_day_changes_neither_the_closed_view_nor_the_figures_c6
     before = figures(view.property_object_id)
 
     tomorrow = statement_time() + DAY
-    assert not beat_view(view_id=view.id, anonymous_id=session.anonymous_id, now=tomorrow)
+    assert not extend_view(view_id=view.id, anonymous_id=session.anonymous_id, now=tomorrow)
     close_inactive(now=tomorrow + DAY)
     handle(*published())
 
@@ -330,7 +330,7 @@ def test_view_that_beats_for_20_minutes_counts_once_with_all_of_them_c7(now: dat
     for minute in range(1, 21):
         moment = now + minute * MINUTE
         close_inactive(now=moment)
-        assert beat_view(view_id=view.id, anonymous_id=session.anonymous_id, now=moment)
+        assert extend_view(view_id=view.id, anonymous_id=session.anonymous_id, now=moment)
     assert published() == []  # it is under way: nothing to count
 
     close_inactive(now=now + 33 * MINUTE)

@@ -99,7 +99,7 @@ def test_error_of_our_own_is_a_problem_without_its_text(
     def fail(**_: Any) -> None:
         raise RuntimeError(MARKER)
 
-    monkeypatch.setattr("sessions.api.beat_session", fail)
+    monkeypatch.setattr("sessions.api.record_heartbeat", fail)
     response = Client(raise_request_exception=False).post(
         HEARTBEAT,
         visit.call("heartbeat").body,
