@@ -166,7 +166,8 @@ def test_closer_locks_the_rows_that_it_closes_and_no_others_while_views_are_inse
                 opening.result(timeout=10)
         seen.append(look_at_locks(backend))
 
-    monkeypatch.setattr("sessions.transitions.enqueue", enqueue_and_look)
+    for module in ("views.closing", "sessions.transitions"):
+        monkeypatch.setattr(f"{module}.enqueue", enqueue_and_look)
     close_inactive()
 
     (phase_a, rows_a), (phase_b, rows_b) = seen
