@@ -1,4 +1,4 @@
-"""Real workers and a real beat: what they do when all is well, and when they are killed."""
+"""Real Celery workers and a real Celery beat: ordinary work, and kills."""
 
 import json
 import signal
@@ -118,7 +118,7 @@ def test_sign_in_of_identity_reaches_the_session_and_its_event_kafka_a4(
         wait_until(linked.exists, what="the link")
         consumer.send_signal(signal.SIGTERM)
         assert consumer.wait(30) == 0
-        # There is no beat: the commit has woken the relay.
+        # Celery beat does not run: the commit has woken the relay.
         published = OutboxMessage.objects.filter(published_at__isnull=False)
         wait_until(published.exists, what="the delivery")
         relaying.send_signal(signal.SIGTERM)
@@ -233,6 +233,6 @@ def is_idle_queue() -> bool:
 
 
 def test_ticks_carry_no_hosts_time_c20() -> None:
-    """An expiry made by beat's clock and judged by the worker's would let skew decide."""
+    """With an expiry, the difference of the clocks of beat and worker would matter."""
     for entry in settings.CELERY_BEAT_SCHEDULE.values():
         assert "expires" not in entry.get("options", {})

@@ -1,12 +1,12 @@
-"""Any sequence of calls, on time, late, repeated or foreign, leaves what the rules say.
+"""Any sequence of calls, on time, late, repeated or foreign, follows the rules.
 
-Hypothesis drives the services on PostgreSQL and the plain model of tests/acceptance/model.py with
-the same calls. After each, every row and every event is compared with the model, and the
-specification's invariants are asserted on the database alone, so that an error which the services
-and the model shared would still show.
+Hypothesis makes the same calls of the services on PostgreSQL and of the plain model in
+tests/acceptance/model.py. After each call the test compares every row and every event with the
+model. It also asserts the specification's invariants on the database alone, which finds errors
+that the services and the model share.
 
 HYPOTHESIS_PROFILE=thorough plays more and longer runs, new ones each time. pytest -rP shows how
-often each outcome was reached; a run that missed one of INTERESTING fails.
+often each outcome was reached; a run that misses one of INTERESTING fails.
 """
 
 import itertools
@@ -59,8 +59,8 @@ from views.lifecycle import ViewSource
 from views.services import extend_view, open_view
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-# Hypothesis makes five near copies of each random example, which find little here: so many rounds,
-# each with a seed of its own and two examples, of which the first is always the simplest.
+# Hypothesis makes five near copies of each random example, which find little here. So there are
+# many rounds, each with its own seed and two examples, of which the first is always the simplest.
 ROUNDS = 500 if THOROUGH else 60
 PROFILE = hypothesis_settings(
     max_examples=2,
@@ -91,7 +91,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The three tables at one moment, every column of them."""
+    """All columns of the three tables at one moment."""
 
     sessions: dict[UUID, Row] = field(default_factory=dict)
     views: dict[UUID, Row] = field(default_factory=dict)
@@ -146,7 +146,7 @@ def _event(row: Row) -> model.Event:
 
 @dataclass(slots=True)
 class FrontEnd:
-    """A browser: the ids that it keeps, those it lost included, the newest last."""
+    """A browser and all ids that it has received, the newest last."""
 
     anonymous_id: UUID
     device: Device
@@ -163,7 +163,7 @@ class FrontEnd:
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """What identity tells of a sign-in; without a device it is about none of ours."""
+    """Identity's event. Without an AnonymousId it concerns no device."""
 
     user_id: UUID
     anonymous_id: UUID | None
@@ -175,8 +175,8 @@ users = st.sampled_from(USERS)
 maybe_users = st.sampled_from([None, *USERS])
 kinds = st.sampled_from(["own", "own", "own", "stale", "foreign", "unknown"])
 indexes = st.integers(0, 7)
-# How long after the step before. Below zero the call waited, or the clock was set back: it is
-# dated before what it meets.
+# The time since the previous step. A negative one is a call that waited, or a clock set back: the
+# call is dated before the rows that it meets.
 waits = st.sampled_from([timedelta(0), timedelta(0), MICROSECOND, 7.25 * SECOND, MINUTE])
 waits_or_stragglers = waits | st.sampled_from([-MICROSECOND, -90 * SECOND])
 signed_in = st.sampled_from(
@@ -184,16 +184,16 @@ signed_in = st.sampled_from(
         "now",
         "seconds ago",
         "minutes ago",
-        "just before what the session rests on",
-        "with what the session rests on",
-        "just after what the session rests on",
+        "just before the session's newest sign-in",
+        "with the session's newest sign-in",
+        "just after the session's newest sign-in",
         "half an hour ahead",
         "an hour ahead",
         "more than an hour ahead",
     ]
 )
 
-TOUCHES = ("start", "heartbeat", "link", "sign-in", "open", "view beat", "tick")
+TOUCHES = ("start", "heartbeat", "link", "sign-in", "open", "view heartbeat", "tick")
 
 INTERESTING = [
     *"""
@@ -240,11 +240,11 @@ open: extended
 open: new in a restarted session
 open: new after an abandoned
 open: closed a session Abandoned
-view beat: accepted
-view beat: refused stale
-view beat: refused foreign
-view beat: refused unknown
-view beat: refused, closed an abandoned view alone
+view heartbeat: accepted
+view heartbeat: refused stale
+view heartbeat: refused foreign
+view heartbeat: refused unknown
+view heartbeat: refused, closed an abandoned view alone
 tick: nothing due
 tick: closed a session Inactivity
 tick: closed a view Inactivity
@@ -253,7 +253,7 @@ straggler: a call dated before the last activity
 """.strip().splitlines(),
     *(f"{touch} at {times} x threshold" for touch in TOUCHES for times in (1, 2)),
 ]
-"""What must have happened, or the comparisons prove nothing."""
+"""The outcomes that a run must reach; otherwise the comparisons prove nothing."""
 
 
 class SessionsAndViews(RuleBasedStateMachine):
@@ -274,10 +274,10 @@ class SessionsAndViews(RuleBasedStateMachine):
         self.sign_ins: list[SignIn] = []
         self.delivered: list[SignIn] = []
         self.stored = Stored()
-        self.told = 0
-        """How many of the model's blocks of events were compared."""
+        self.compared = 0
+        """How many of the model's blocks of events have been compared."""
         self.operation = ""
-        """Of the step that is to be checked; empty when it called nothing."""
+        """The call of the step to check; empty when it called nothing."""
 
     @initialize(
         starts=st.sampled_from([(0, 1), (0, 1), (0,), ()]),
@@ -314,10 +314,10 @@ class SessionsAndViews(RuleBasedStateMachine):
 
     @precondition(lambda self: self._active_rows())
     @rule(
-        touch=st.sampled_from([*TOUCHES, "open", "view beat"]),
+        touch=st.sampled_from([*TOUCHES, "open", "view heartbeat"]),
         is_view=st.booleans(),
         index=indexes,
-        beaten=st.booleans(),
+        is_session_live=st.booleans(),
         times=st.sampled_from([1, 2, 2]),
         epsilon=st.sampled_from([*EPSILONS, MICROSECOND]),
         user=users,
@@ -327,23 +327,25 @@ class SessionsAndViews(RuleBasedStateMachine):
         touch: str,
         is_view: bool,
         index: int,
-        beaten: bool,
+        is_session_live: bool,
         times: int,
         epsilon: timedelta,
         user: UUID,
     ) -> None:
         """Touch a row when it has been silent for (twice) the threshold, to the microsecond.
 
-        With `beaten` the session was not silent meanwhile, so that only a view can be.
+        With `is_session_live` a heartbeat keeps the session live, so only its view is silent.
         """
         views = [view for view in self.model.views.values() if view.is_active]
         sessions = [session for session in self.model.sessions.values() if session.is_active]
-        view = views[index % len(views)] if views and (is_view or touch == "view beat") else None
+        view = (
+            views[index % len(views)] if views and (is_view or touch == "view heartbeat") else None
+        )
         session = self.model.sessions[view.session_id] if view else sessions[index % len(sessions)]
         browser = FrontEnd(session.anonymous_id, DEVICES[0])
         moment = (view or session).last_activity_at + times * THRESHOLD + epsilon
         half_way = moment - times * THRESHOLD / 2
-        if view and beaten and half_way >= self.clock:
+        if view and is_session_live and half_way >= self.clock:
             self.clock = half_way
             self._heartbeat(browser, session.id, None, half_way)
             self.database_agrees()
@@ -362,7 +364,7 @@ class SessionsAndViews(RuleBasedStateMachine):
             case "open":
                 object_id = view.property_object_id if view else OBJECTS[0]
                 self._open(browser, session.id, None, object_id, moment)
-            case "view beat":
+            case "view heartbeat":
                 self._extend_view(browser, view.id if view else UNKNOWN, moment)
             case "tick":
                 self._tick(ActivityCloserOptions())
@@ -388,7 +390,7 @@ class SessionsAndViews(RuleBasedStateMachine):
         wait=waits_or_stragglers,
     )
     def start(self, number: int, user: UUID | None, forgotten: bool, wait: timedelta) -> None:
-        """With its storage cleared a browser gets a new AnonymousId, and leaves its session."""
+        """A browser without its storage gets a new AnonymousId, and leaves its session."""
         self._start(self.front_ends[number], user, self._wait(wait), forgotten=forgotten)
 
     @rule(number=front_ends, which=kinds, index=indexes, user=maybe_users, wait=waits_or_stragglers)
@@ -427,14 +429,14 @@ class SessionsAndViews(RuleBasedStateMachine):
         now = self._wait(wait)
         anonymous_id = self.front_ends[number].anonymous_id
         session = self.model.find_active(anonymous_id)
-        rests_on = session.rests_on if session else now
+        newest_sign_in = session.newest_sign_in if session else now
         signed_in_at = {
             "now": now,
             "seconds ago": now - 20 * SECOND,
             "minutes ago": now - 5 * MINUTE,
-            "just before what the session rests on": rests_on - MICROSECOND,
-            "with what the session rests on": rests_on,
-            "just after what the session rests on": rests_on + MICROSECOND,
+            "just before the session's newest sign-in": newest_sign_in - MICROSECOND,
+            "with the session's newest sign-in": newest_sign_in,
+            "just after the session's newest sign-in": newest_sign_in + MICROSECOND,
             "half an hour ahead": now + HOUR / 2,
             "an hour ahead": now + HOUR,
             "more than an hour ahead": now + HOUR + MICROSECOND,
@@ -471,7 +473,7 @@ class SessionsAndViews(RuleBasedStateMachine):
         if session is None or self.model.is_abandoned(session, self.clock):
             return
         newest, age = min(ages, key=lambda pair: pair[1])
-        is_newer = self.clock - age * SECOND > session.rests_on
+        is_newer = self.clock - age * SECOND > session.newest_sign_in
         expected = newest if is_newer else session.user_id
         sign_ins = [SignIn(user, anonymous_id, self.clock - age * SECOND) for user, age in ages]
         for sign_in in sign_ins + [sign_ins[index % len(sign_ins)] for index in repeats]:
@@ -521,7 +523,7 @@ class SessionsAndViews(RuleBasedStateMachine):
         now = self._wait(wait)
         before = self.stored
         accepted = self._extend_view(browser, view_id, now)
-        self.reached[f"view beat: {'accepted' if accepted else f'refused {found}'}"] += 1
+        self.reached[f"view heartbeat: {'accepted' if accepted else f'refused {found}'}"] += 1
         if not accepted and view_id in self.model.views:
             # INV-LV-003: nothing is written, unless this closed an abandoned view.
             row = self.model.views[view_id]
@@ -571,7 +573,7 @@ class SessionsAndViews(RuleBasedStateMachine):
             now=now,
         )
         known = set(self.model.sessions)
-        expected = self.model.beat(
+        expected = self.model.heartbeat(
             session_id=session_id,
             anonymous_id=browser.anonymous_id,
             user_id=user,
@@ -579,7 +581,7 @@ class SessionsAndViews(RuleBasedStateMachine):
             now=now,
             new_id=answer.session.session_id,
         )
-        assert model.Beaten(answer.session.session_id, answer.restarted) == expected
+        assert model.Heartbeat(answer.session.session_id, answer.restarted) == expected
         browser.keep(expected.session_id)
         if not answer.restarted:
             return "extended"
@@ -606,7 +608,7 @@ class SessionsAndViews(RuleBasedStateMachine):
             self.reached[f"link: {expected.outcome}"] += 1
 
     def _sign_in(self, sign_in: SignIn) -> None:
-        """Hand an event to the consumer's handler, with the machine's clock for the database's."""
+        """Pass an event to the consumer's handler, at the machine's time."""
         self.operation = "sign-in"
         now = self.clock
         if sign_in in self.delivered:
@@ -705,7 +707,7 @@ class SessionsAndViews(RuleBasedStateMachine):
             self.reached[f"open: {how}"] += 1
 
     def _extend_view(self, browser: FrontEnd, view_id: UUID, now: datetime) -> bool:
-        self.operation = "view beat"
+        self.operation = "view heartbeat"
         accepted = extend_view(view_id=view_id, anonymous_id=browser.anonymous_id, now=now)
         events = len(self.model.events)
         expected = self.model.extend_view(
@@ -713,7 +715,7 @@ class SessionsAndViews(RuleBasedStateMachine):
         )
         assert accepted == expected
         if len(self.model.events) > events:
-            self.reached["view beat: refused, closed an abandoned view alone"] += 1
+            self.reached["view heartbeat: refused, closed an abandoned view alone"] += 1
         return accepted
 
     def _tick(self, options: ActivityCloserOptions) -> None:
@@ -761,7 +763,7 @@ class SessionsAndViews(RuleBasedStateMachine):
 
     @invariant()
     def database_agrees(self) -> None:
-        """Compare everything stored with the model, then with what must hold of itself."""
+        """Compare the tables with the model, then check the invariants."""
         if not self.operation:
             return
         before, self.stored = self.stored, Stored.read()
@@ -771,8 +773,8 @@ class SessionsAndViews(RuleBasedStateMachine):
         assert {id_: _view(row) for id_, row in after.views.items()} == self.model.views
         assert after.messages[: len(before.messages)] == before.messages
         events = [_event(row) for row in after.messages[len(before.messages) :]]
-        blocks = self.model.events[self.told :]
-        self.told += len(blocks)
+        blocks = self.model.events[self.compared :]
+        self.compared += len(blocks)
         assert len(events) == sum(len(block) for block in blocks)
         rest = iter(events)
         for block in blocks:
@@ -811,7 +813,7 @@ def _linked(answer: LinkedSession | None = None) -> model.Linked | None:
 
 
 def _check_rows(stored: Stored) -> None:
-    """Check what holds of the rows at any moment."""
+    """Check the invariants of the rows."""
     active = [row["anonymous_id"] for row in stored.sessions.values() if row["status"] == "Active"]
     assert len(active) == len(set(active)), "INV-SES-001"
     open_views = [
@@ -861,18 +863,20 @@ def _check_changes(before: Stored, after: Stored) -> None:
             assert new["version"] >= old["version"]
             if old["status"] == "Inactive":
                 assert new == old, "INV-SES-006"
-    is_told: dict[str, bool] = {}
+    is_reported: dict[str, bool] = {}
     for id_, session in after.sessions.items():
         user = before.sessions[id_]["user_id"] if id_ in before.sessions else None
         assert user in (None, session["user_id"]), "INV-SES-002"
         if user is None and session["user_id"] is not None:
-            is_told[str(id_)] = id_ in before.sessions or _is_switched(session, before, after)
-    told = after.keys(SESSION_LINKED)[len(before.keys(SESSION_LINKED)) :]
-    assert set(told) == {key for key, expected in is_told.items() if expected}, "INV-SES-002, A5"
+            is_reported[str(id_)] = id_ in before.sessions or _is_switched(session, before, after)
+    reported = after.keys(SESSION_LINKED)[len(before.keys(SESSION_LINKED)) :]
+    assert set(reported) == {key for key, expected in is_reported.items() if expected}, (
+        "INV-SES-002, A5"
+    )
 
 
 def _is_switched(session: Row, before: Stored, after: Stored) -> bool:
-    """Tell whether a new session took over from one that this step closed as Switched."""
+    """Return whether a new session replaces one that this step closed as Switched."""
     return any(
         row["anonymous_id"] == session["anonymous_id"]
         and row["close_reason"] == "Switched"
@@ -882,7 +886,7 @@ def _is_switched(session: Row, before: Stored, after: Stored) -> bool:
 
 
 def _check_nothing_due(stored: Stored, cutoff: datetime) -> None:
-    """Check that the closer left nothing Active that was silent for longer (INV-LV-004)."""
+    """Check that the closer left no row Active that was silent for longer (INV-LV-004)."""
     for row in (*stored.sessions.values(), *stored.views.values()):
         assert row["status"] == "Inactive" or row["last_activity_at"] >= cutoff
 
@@ -898,19 +902,19 @@ def hypothesis_home(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.timeout(3600 if THOROUGH else 600)
 @pytest.mark.usefixtures("hypothesis_home")
-def test_any_sequence_of_calls_leaves_what_the_rules_say(
+def test_any_sequence_of_calls_follows_the_rules(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """All of INV-SES-001..006, INV-LV-003, 004, 007, 008, A1..A5, C4, C5, C8, C10..C12, C14."""
-    caplog.set_level(logging.WARNING)  # the closer tells of each run
+    caplog.set_level(logging.WARNING)  # the closer logs each run
     reached = SessionsAndViews.reached
     reached.clear()
 
     def list_missing() -> list[str]:
         return [what for what in INTERESTING if not reached[what]]
 
-    # Fixed seeds: what passes once passes always. But Hypothesis takes constants out of the code
-    # under test, so that after a change what is rare may take some rounds more.
+    # Fixed seeds make the run repeatable. But Hypothesis uses constants from the code under test,
+    # so after a change of code a rare outcome may need some more rounds.
     for number in range(4 * ROUNDS):
         if number >= ROUNDS and not list_missing():
             break
@@ -925,8 +929,8 @@ def test_any_sequence_of_calls_leaves_what_the_rules_say(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("touch", TOUCHES)
 def test_silence_is_judged_to_the_microsecond(touch: str) -> None:
-    """Of a session, of a view, and of a view in a session that was beaten meanwhile."""
-    for times, epsilon, (is_view, beaten) in itertools.product(
+    """Of a session, of a view, and of a view in a live session."""
+    for times, epsilon, (is_view, is_session_live) in itertools.product(
         (1, 2), EPSILONS, ((False, False), (True, False), (True, True))
     ):
         machine = SessionsAndViews()
@@ -936,7 +940,7 @@ def test_silence_is_judged_to_the_microsecond(touch: str) -> None:
             touch=touch,
             is_view=is_view,
             index=0,
-            beaten=beaten,
+            is_session_live=is_session_live,
             times=times,
             epsilon=epsilon,
             user=USERS[0],

@@ -175,7 +175,7 @@ def test_user_id_of_the_view_event_is_the_sessions_at_closing_time() -> None:
         (timedelta(days=36_500), 3_153_600_000),
     ],
 )
-def test_duration_is_told_in_whole_seconds_rounded_down_inv_ses_005_c22(
+def test_duration_is_reported_in_whole_seconds_rounded_down_inv_ses_005_c22(
     lasted: timedelta, seconds: int
 ) -> None:
     session = silent_session(minutes=13, lasted=lasted)
@@ -511,7 +511,7 @@ def test_lost_connection_ends_the_run_as_failed_and_the_next_takes_the_rest() ->
     assert close_inactive().closed_sessions == 2
 
 
-def test_run_is_told_by_the_lines_metrics_and_spans_of_the_specification(
+def test_run_is_reported_by_the_lines_metrics_and_spans_of_the_specification(
     caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter, refuse_one: Any
 ) -> None:
     """The specification's section on what can be observed: names, and what each of them holds."""
@@ -669,14 +669,14 @@ def test_events_carry_the_run_as_correlation_and_the_rows_version() -> None:
     }
 
 
-def test_beats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6() -> None:
+def test_heartbeats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6() -> None:
     """Race: heartbeat against closing.
 
     Either the beat came first and the session lives, or the closer did and it restarted.
     """
     sessions = [silent_session(minutes=12, views=1) for _ in range(60)]
 
-    def beat_all() -> list[tuple[UUID, bool]]:
+    def extend_all() -> list[tuple[UUID, bool]]:
         return [
             (beat.session.session_id, beat.restarted)
             for beat in (
@@ -693,7 +693,7 @@ def test_beats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6() -> N
         close_inactive(sessions_per_transaction=1)
         return []
 
-    beats, *_ = run_together([beat_all, close_all, close_all])
+    beats, *_ = run_together([extend_all, close_all, close_all])
 
     restarted = 0
     for session, (session_id, was_restarted) in zip(sessions, beats, strict=True):
@@ -710,7 +710,7 @@ def test_beats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6() -> N
     assert len(events(SESSION_ENDED)) == restarted
 
 
-def test_beat_of_a_view_that_was_closed_first_is_not_accepted_inv_lv_003() -> None:
+def test_heartbeat_of_a_view_that_was_closed_first_is_not_accepted_inv_lv_003() -> None:
     """Race: view heartbeat, the closer was first."""
     view = make_view(session=silent_session(minutes=1), silent=13 * MINUTE)
     anonymous_id = view.session.anonymous_id
@@ -730,7 +730,7 @@ def test_beat_of_a_view_that_was_closed_first_is_not_accepted_inv_lv_003() -> No
     assert len(events(VIEW_ENDED)) == 1
 
 
-def test_view_that_was_beaten_first_stays_open() -> None:
+def test_view_that_was_extended_first_stays_open() -> None:
     """Race: view heartbeat, the beat was first."""
     session = silent_session(minutes=12.5, views=1)
     view = session.views.get()
@@ -790,7 +790,7 @@ def test_clock_of_the_workers_host_closes_nothing_early_or_late_c20(skew: timede
     assert abs(statement_time() - run.started_at) < MINUTE
 
 
-def test_closing_skips_a_beat_under_way_and_then_leaves_the_row_c3_ac9() -> None:
+def test_closing_skips_a_heartbeat_in_flight_and_then_leaves_the_row_c3_ac9() -> None:
     """Race: the heartbeat was first.
 
     The beat holds the row uncommitted: the closer skips it, and finds it alive afterwards.

@@ -1,4 +1,4 @@
-"""What PostgreSQL makes of the closer's statements: an index each, whatever the statistics say.
+"""The plans of the closer's statements: each uses an index, whatever the statistics are.
 
 They mislead when ANALYZE met a table empty, or before its rows fell silent or closed.
 """

@@ -362,16 +362,16 @@ def test_closing_and_link_at_once_close_the_session_once() -> None:
         OutboxMessage.objects.all().delete()
 
 
-def test_20_parallel_beats_openings_and_links_equal_some_serial_order_c2() -> None:
+def test_20_parallel_heartbeats_openings_and_links_equal_some_serial_order_c2() -> None:
     session = make_session()
     view = make_view(session=session)
 
-    def beat() -> object:
+    def send_heartbeat() -> object:
         return record_heartbeat(
             session_id=session.id, anonymous_id=session.anonymous_id, device=DEVICE
         )
 
-    def beat_one() -> object:
+    def extend_one() -> object:
         return extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
     def start() -> object:
@@ -379,9 +379,9 @@ def test_20_parallel_beats_openings_and_links_equal_some_serial_order_c2() -> No
 
     run_together(
         [
-            beat,
+            send_heartbeat,
             lambda: open_in(session),
-            beat_one,
+            extend_one,
             start,
             lambda: link(session, A),
             lambda: link(session, B),

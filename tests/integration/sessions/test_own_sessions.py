@@ -66,7 +66,7 @@ def make_own(count: int, *, created_at: datetime | None = None, **fields: Any) -
     return [str(row.id) for row in made]
 
 
-# -- what an answer looks like -------------------------------------------------------------
+# -- the content of an answer --------------------------------------------------------------
 
 
 def test_active_session_is_shown_exactly_so() -> None:
@@ -147,7 +147,7 @@ def test_only_own_sessions_are_shown_of_all_devices() -> None:
     shared = make_session(user_id=B)
     make_session(user_id=B)
     make_session()
-    # The same device, now another user's: each sees his part of it.
+    # Another user now signs in on the device: each user sees their own part.
     switched = link_session(anonymous_id=shared.anonymous_id, user_id=A).session_id
 
     assert page()[0] == [str(switched), *own]
@@ -214,7 +214,7 @@ def test_pages_show_every_session_once_even_with_equal_creation_times(limit: int
     assert 1 <= len(found[-1]) <= limit
 
 
-def test_session_that_begins_meanwhile_moves_no_page() -> None:
+def test_session_that_begins_between_pages_moves_no_page() -> None:
     own = make_own(4, created_at=statement_time() - timedelta(hours=1))
     first, cursor = page(Limit=2)
     make_own(3)
@@ -237,7 +237,7 @@ def test_cursor_of_another_user_shows_nothing_of_his() -> None:
     assert [item["SessionId"] for item in body["Items"]] == [str(theirs.id)]
 
 
-def test_a_page_has_50_sessions_unless_told_and_200_at_most() -> None:
+def test_a_page_has_50_sessions_by_default_and_200_at_most() -> None:
     make_own(201)
     assert len(page()[0]) == 50
     ids, cursor = page(Limit=200)
@@ -342,7 +342,7 @@ LISTS = [OWN_SESSIONS, f"{API}/me/property-object-views"]
 
 @pytest.mark.parametrize("path", LISTS)
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_wrong_method_is_told_the_right_one(method: str, path: str) -> None:
+def test_wrong_method_is_refused_with_the_right_one(method: str, path: str) -> None:
     response = Client().generic(method, path)
     assert (response.status_code, problem(response)["code"]) == (405, "METHOD_NOT_ALLOWED")
     assert "GET" in response.headers["Allow"].split(", ")
@@ -415,7 +415,7 @@ def make_many(*, rows: int, users: int) -> None:
         )
 
 
-def test_beat_shows_in_the_list() -> None:
+def test_heartbeat_shows_in_the_list() -> None:
     session = silent_session(minutes=3, user_id=A)
     Client().post(
         HEARTBEAT,

@@ -97,7 +97,7 @@ def test_age_is_an_option_and_exact() -> None:
 
 
 def test_backlog_goes_in_many_transactions_each_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of parallel runs too; the sessions ended at the same moment, so only ids tell them apart."""
+    """Parallel runs too. All sessions ended at the same moment, so only ids distinguish them."""
     monkeypatch.setattr("sessions.retention._BATCH", 4)
     ended_at = statement_time() - 2 * YEAR
     for _ in range(30):
@@ -166,13 +166,13 @@ def test_undelivered_event_outlives_its_session() -> None:
     assert OutboxMessage.objects.pending().get().key == str(session.id)
 
 
-def test_held_session_is_left_to_the_next_run() -> None:
-    held, free = closed_session(ended=3 * YEAR), closed_session(ended=2 * YEAR)
+def test_locked_session_is_left_to_the_next_run() -> None:
+    locked, free = closed_session(ended=3 * YEAR), closed_session(ended=2 * YEAR)
     holder = connection.copy()
     try:
         holder.set_autocommit(False)
         with holder.cursor() as cursor:
-            cursor.execute("SELECT FROM sessions WHERE id = %s FOR UPDATE", [held.id])
+            cursor.execute("SELECT FROM sessions WHERE id = %s FOR UPDATE", [locked.id])
         assert delete_old().deleted_sessions == 1
         assert not Session.objects.filter(id=free.id).exists()
     finally:
@@ -193,7 +193,7 @@ def refused() -> Any:
         cursor.execute("DROP TABLE kept")
 
 
-def test_session_at_fault_is_left_behind_and_blocks_nobody(refused: Session) -> None:
+def test_failing_session_is_left_behind_and_blocks_nobody(refused: Session) -> None:
     result = delete_old()
 
     assert (result.outcome, result.failures) == (RunOutcome.SUCCEEDED, 1)

@@ -75,7 +75,7 @@ def open_at(moment: datetime, *, session: Session | None = None, **fields: Any) 
     return str(view.id)
 
 
-# -- what an answer looks like -------------------------------------------------------------
+# -- the content of an answer --------------------------------------------------------------
 
 
 def test_active_view_is_shown_exactly_so() -> None:
@@ -105,7 +105,7 @@ def test_active_view_is_shown_exactly_so() -> None:
     }
 
 
-def test_closed_view_is_shown_as_its_event_tells_it_and_with_its_status() -> None:
+def test_closed_view_is_shown_as_in_its_event_and_with_its_status() -> None:
     session = silent_session(minutes=13, user_id=A)
     make_view(session=session, lasted=timedelta(seconds=90, milliseconds=900))
     ActivityCloser(ActivityCloserOptions()).run()
@@ -161,7 +161,7 @@ def test_views_of_a_guest_who_never_signed_in_are_nobodys_ac7() -> None:
     assert ids() == [str(view.id)]
 
 
-def test_switch_leaves_each_user_his_own_views_ac7() -> None:
+def test_switch_leaves_each_user_their_own_views_ac7() -> None:
     first = make_session()
     as_guest = make_view(session=first)
     link_session(anonymous_id=first.anonymous_id, user_id=A)
@@ -263,7 +263,7 @@ def test_old_session_that_still_lives_gives_the_newest_view() -> None:
     assert list(pages(Limit=2)) == [[newest, short[0]], short[1:3], short[3:5]]
 
 
-def test_view_that_is_opened_meanwhile_moves_no_page() -> None:
+def test_view_that_is_opened_between_pages_moves_no_page() -> None:
     own = [open_at(NOON - number * MINUTE) for number in range(4)]
     first = get(Limit=2).json()
     open_at(NOON + MINUTE)

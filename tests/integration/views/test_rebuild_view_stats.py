@@ -1,4 +1,4 @@
-"""manage.py rebuild_view_stats: the figures worked out again from the views, beside consumers."""
+"""manage.py rebuild_view_stats: recomputes the totals from the views, beside consumers."""
 
 import io
 import threading
@@ -81,7 +81,7 @@ def id_of_age(age: timedelta) -> UUID:
     return UUID(int=(milliseconds << 80) | (new_id().int & ((1 << 80) - 1)))
 
 
-def figures() -> dict[UUID, tuple[int, int]]:
+def totals() -> dict[UUID, tuple[int, int]]:
     rows = PropertyObjectViewStats.objects.values_list(
         "property_object_id", "views_count", "total_duration_seconds"
     )
@@ -89,7 +89,7 @@ def figures() -> dict[UUID, tuple[int, int]]:
 
 
 def from_sql() -> dict[UUID, tuple[int, int]]:
-    """The figures as plain SQL says them about closed views."""
+    """The totals of closed views, by plain SQL."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT property_object_id, count(*),"
@@ -103,7 +103,7 @@ def drifting(result: RebuildResult) -> set[UUID]:
     return {each.property_object_id for each in result.drifting}
 
 
-def test_sound_figures_do_not_drift_and_are_left_alone() -> None:
+def test_sound_totals_do_not_drift_and_are_left_alone() -> None:
     view = counted_view(lasted=timedelta(seconds=90, microseconds=999_999))
     counted_view(property_object_id=view.property_object_id)
     make_view(property_object_id=view.property_object_id)  # Active: counts when it has ended
@@ -127,7 +127,7 @@ def test_dry_run_reports_the_drift_writes_nothing_and_exits_with_3() -> None:
 
     assert refused.value.returncode == 3
     assert f"{view.property_object_id}  views 5 -> 1  seconds 7 -> 60" in output.getvalue()
-    assert figures() == {view.property_object_id: (5, 7)}
+    assert totals() == {view.property_object_id: (5, 7)}
 
 
 def test_every_kind_of_drift_is_repaired_and_only_that() -> None:
@@ -151,7 +151,7 @@ def test_every_kind_of_drift_is_repaired_and_only_that() -> None:
         nobody.property_object_id,
     }
     assert (result.rewritten, result.objects, result.views) == (4, 5, 4)
-    assert figures() == {**from_sql(), nobody.property_object_id: (0, 0)}
+    assert totals() == {**from_sql(), nobody.property_object_id: (0, 0)}
     for view in (sound, lost, wrong, wrong_time):
         assert stats_of(view.property_object_id).last_viewed_at == view.created_at
     assert stats_of(nobody.property_object_id).last_viewed_at is None
@@ -167,7 +167,7 @@ def test_views_under_way_are_no_drift() -> None:
         "--dry-run"
     )
 
-    assert figures() == {counted.property_object_id: (1, 60)}
+    assert totals() == {counted.property_object_id: (1, 60)}
 
 
 def test_repair_counts_views_under_way_and_their_events_add_nothing_afterwards() -> None:
@@ -175,10 +175,10 @@ def test_repair_counts_views_under_way_and_their_events_add_nothing_afterwards()
     views = [closed_view() for _ in range(3)]
 
     assert "3 objects rewritten" in rebuild()
-    assert figures() == from_sql()
+    assert totals() == from_sql()
     count_views([event_of(view) for view in views])
 
-    assert figures() == from_sql() != {}
+    assert totals() == from_sql() != {}
     assert rebuild_stats(repair=False) == RebuildResult(objects=3, views=3)
 
 
@@ -204,7 +204,7 @@ def test_views_that_retention_has_deleted_still_count() -> None:
     PropertyObjectViewStats.objects.update(views_count=1)
     rebuild_stats(repair=True)
 
-    assert figures() == {
+    assert totals() == {
         view.property_object_id: (8, 360),
         gone.property_object_id: (2, 9),
     }
@@ -222,7 +222,7 @@ def test_views_older_than_the_seen_table_remembers_are_as_good_as_counted() -> N
 
     assert (len(result.drifting), result.under_way) == (1, 0)
     count_views([event_of(old)])  # it comes again, too late to count
-    assert figures() == from_sql()
+    assert totals() == from_sql()
     assert not PropertyObjectViewStatsSeen.objects.exists()
 
 
@@ -246,7 +246,7 @@ def test_view_is_under_way_for_as_long_as_its_event_would_count(
     rebuild_stats(repair=True)
     count_views([replace(event_of(view), recorded_at=statement_time())])
 
-    assert figures() == from_sql()
+    assert totals() == from_sql()
 
 
 def test_objects_are_taken_chunk_by_chunk_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_objects_are_taken_chunk_by_chunk_to_the_last(monkeypatch: pytest.Monkey
 
     assert (result.objects, result.rewritten) == (14, 14)
     assert (sum(advanced), len(advanced)) == (7, 7)
-    assert {pk: row for pk, row in figures().items() if row != (0, 0)} == from_sql()
+    assert {pk: row for pk, row in totals().items() if row != (0, 0)} == from_sql()
 
 
 def test_repair_waits_for_a_consumer_and_counts_its_batch_once() -> None:
@@ -276,7 +276,7 @@ def test_repair_waits_for_a_consumer_and_counts_its_batch_once() -> None:
     with repairing:
         assert repairing.result() == 0
 
-    assert figures() == from_sql()
+    assert totals() == from_sql()
 
 
 @pytest.mark.parametrize("first", ["consumer", "repair"])
@@ -312,7 +312,7 @@ def test_view_that_closes_during_a_repair_is_counted_by_its_consumer_alone(
     with background:
         background.result()
 
-    assert figures() == from_sql() == {view.property_object_id: (2, 120)}
+    assert totals() == from_sql() == {view.property_object_id: (2, 120)}
 
 
 def test_consumers_closers_and_repairs_end_in_what_sql_says() -> None:
@@ -337,14 +337,14 @@ def test_consumers_closers_and_repairs_end_in_what_sql_says() -> None:
 
     calls: list[Callable[[], None]] = [consume, consume, close, repair, repair]
     run_together(calls)
-    # The events of what closed meanwhile come now; some were counted by a repair already.
+    # Now the consumer gets the events of the other closings. A repair has counted some already.
     count_views([event_of(view) for view in PropertyObjectView.objects.filter(status="Inactive")])
 
-    assert figures() == from_sql()
-    assert sum(views for views, _ in figures().values()) == 120 * 3 + 160
+    assert totals() == from_sql()
+    assert sum(views for views, _ in totals().values()) == 120 * 3 + 160
 
 
-def test_busy_database_is_told_without_its_text_and_exits_with_1() -> None:
+def test_busy_database_is_reported_without_its_text_and_exits_with_1() -> None:
     closed_view()
     holder = connection.copy()
     try:

@@ -1,4 +1,4 @@
-"""Closing views: whose event it is, and what the closer locks meanwhile."""
+"""Closing views: the user in the event, and the locks of the closer."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -51,19 +51,19 @@ def by_a_switch(session: Session, view: PropertyObjectView) -> None:
     assert Session.objects.get(id=session.id).close_reason == "Switched"
 
 
-def by_the_beat_of_an_abandoned_view(session: Session, view: PropertyObjectView) -> None:
+def by_the_heartbeat_of_an_abandoned_view(session: Session, view: PropertyObjectView) -> None:
     fall_silent(view, minutes=30)
     assert not extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
 
-def by_the_beat_of_an_abandoned_session(session: Session, view: PropertyObjectView) -> None:
+def by_the_heartbeat_of_an_abandoned_session(session: Session, view: PropertyObjectView) -> None:
     fall_silent(session, minutes=30)
-    beat = record_heartbeat(
+    heartbeat = record_heartbeat(
         session_id=session.id,
         anonymous_id=session.anonymous_id,
         device=DEVICE,
     )
-    assert beat.restarted
+    assert heartbeat.restarted
 
 
 def fall_silent(row: Session | PropertyObjectView, *, minutes: int) -> None:
@@ -79,8 +79,8 @@ WAYS: list[Callable[[Session, PropertyObjectView], None]] = [
     by_phase_a,
     by_phase_b,
     by_a_switch,
-    by_the_beat_of_an_abandoned_view,
-    by_the_beat_of_an_abandoned_session,
+    by_the_heartbeat_of_an_abandoned_view,
+    by_the_heartbeat_of_an_abandoned_session,
 ]
 
 
