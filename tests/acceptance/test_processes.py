@@ -24,6 +24,7 @@ from pinactivity.kafka.topics import SESSION_LINKED, USER_SIGNED_IN
 from pinactivity.postgres.clock import statement_time
 from sessions.models import ActivityCloserRun, Session
 from sessions.tasks import close_inactive
+from tests.closer import SESSION_ENDED, VIEW_ENDED
 from tests.closings import assert_one_event_for_each_closed_row_and_none_else
 from tests.factories import make_due_sessions, make_session, silent_session
 from tests.processes import CELERY, MANAGE, running, wait_for_backends_to_end, wait_until, worker
@@ -33,9 +34,6 @@ pytestmark = [
     pytest.mark.kafka,
     pytest.mark.timeout(300),
 ]
-
-SESSION_ENDED = "pin.user-activity.session-ended.v1"
-VIEW_ENDED = "pin.user-activity.property-object-view-ended.v1"
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from pinactivity.postgres.clock import statement_time
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
+from tests.closer import SESSION_ENDED, VIEW_ENDED
 from tests.concurrency import Background, beside, run_together
 from tests.factories import (
     MINUTE,
@@ -32,8 +33,6 @@ from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SESSION_ENDED = "pin.user-activity.session-ended.v1"
-VIEW_ENDED = "pin.user-activity.property-object-view-ended.v1"
 Row = Session | PropertyObjectView
 PAGES: dict[type[Row], str] = {
     Session: "admin:activity_sessions_session_changelist",

@@ -1,7 +1,5 @@
 """A user's own sessions (design, section 5): GET me/sessions, page by page."""
 
-import base64
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,7 +15,8 @@ from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import link_session
-from tests.api import API, HEARTBEAT, NIL, OWN_SESSIONS, assert_invalid, assert_unavailable, problem
+from tests.api import API, HEARTBEAT, OWN_SESSIONS, assert_invalid, assert_unavailable, problem
+from tests.bad_input import BAD_CURSORS, BAD_LIMITS, ROW, encode_cursor
 from tests.concurrency import COMMITTED
 from tests.conftest import USER_AGENT
 from tests.factories import MINUTE, make_session, silent_session
@@ -249,9 +248,6 @@ def test_a_page_has_50_sessions_by_default_and_200_at_most() -> None:
 # -- what is refused -----------------------------------------------------------------------
 
 
-BAD_LIMITS = ["0", "-1", "201", "1000000", "", " ", "1.0", "1e2", "+1", "0x10", "ten", "٣", "\x00"]
-
-
 @pytest.mark.parametrize("limit", [*BAD_LIMITS, "1" * 400])
 def test_limit_out_of_1_to_200_is_named_before_any_sql(
     limit: str, count_statements: Callable[[], Any]
@@ -260,57 +256,6 @@ def test_limit_out_of_1_to_200_is_named_before_any_sql(
         response = get(Limit=limit)
     assert_invalid(response, "Limit")
     assert len(statements) == 0
-
-
-def encode(document: object) -> str:
-    text = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return base64.urlsafe_b64encode(text).decode()
-
-
-MOMENT, ROW = "2026-03-01T12:00:00.123456Z", "0190a0b0-0000-7000-8000-000000000001"
-BAD_CURSORS = {
-    "empty": "",
-    "a blank": " ",
-    "text": "undefined",
-    "an id": ROW,
-    "a time": MOMENT,
-    "NUL": "\x00",
-    "not ASCII": "ж😀",
-    "not base64": "****",
-    "half": encode([MOMENT, ROW])[:-5],
-    "without its padding": encode([MOMENT, ROW]).rstrip("="),
-    "with more padding": encode([MOMENT, ROW]) + "====",
-    "with a line break": encode([MOMENT, ROW]) + "\n",
-    "twice": encode([MOMENT, ROW]) * 2,
-    "nothing inside": encode(b""),
-    "not JSON inside": encode(b"[1,"),
-    "not UTF-8 inside": encode(b"\xff\xfe\xfd"),
-    "UTF-16 inside": encode(json.dumps([MOMENT, ROW]).encode("utf-16")),
-    "NaN inside": encode(b"[NaN, NaN]"),
-    "a huge number inside": encode(b"[" + b"9" * 5_000 + b",1]"),
-    "deep nesting inside": encode(b"[" * 100_000),
-    "null": encode(None),
-    "a number": encode(12),
-    "one part": encode([MOMENT]),
-    "three parts": encode([MOMENT, ROW, 1]),
-    "parts in another order": encode([ROW, MOMENT]),
-    "an object": encode({MOMENT: 1, ROW: 2}),
-    "other types": encode([1, 2]),
-    "nulls": encode([None, None]),
-    "objects": encode([{}, []]),
-    "the nil id": encode([MOMENT, NIL]),
-    "an id in upper case": encode([MOMENT, ROW.upper()]),
-    "an id without dashes": encode([MOMENT, ROW.replace("-", "")]),
-    "a time without a zone": encode(["2026-03-01T12:00:00.123456", ROW]),
-    "a time with an offset": encode(["2026-03-01T15:00:00.123456+03:00", ROW]),
-    "a time before year 1": encode(["0001-01-01T00:00:00.000000+14:00", ROW]),
-    "a time after year 9999": encode(["9999-12-31T23:59:59.999999-14:00", ROW]),
-    "a date": encode(["2026-03-01", ROW]),
-    "a leap second": encode(["2026-03-01T12:00:60.000000Z", ROW]),
-    "other white space": encode(f'["{MOMENT}","{ROW}"]'.encode()),
-    "SQL": encode(["'; DROP TABLE sessions; --", ROW]),
-    "100 KB": "A" * 100_000,
-}
 
 
 @pytest.mark.parametrize("cursor", BAD_CURSORS.values(), ids=BAD_CURSORS.keys())
@@ -327,7 +272,7 @@ def test_cursor_that_we_did_not_write_is_named_before_any_sql(
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00.000000Z", "9999-12-31T23:59:59.999999Z"])
 def test_cursor_at_the_end_of_time_is_served(moment: str) -> None:
     own = make_own(1)
-    ids, _ = page(Cursor=encode([moment, ROW]))
+    ids, _ = page(Cursor=encode_cursor([moment, ROW]))
     assert ids == (own if moment.startswith("9") else [])
 
 

@@ -20,9 +20,9 @@ from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import link_session, start_session
 from tests.api import OWN_VIEWS, assert_invalid, problem
+from tests.bad_input import BAD_CURSORS, BAD_LIMITS
 from tests.concurrency import COMMITTED
 from tests.factories import DEVICE, MINUTE, make_session, make_view, silent_session
-from tests.integration.sessions.test_own_sessions import BAD_CURSORS, BAD_LIMITS
 from tests.plans import index_scans
 from tests.tokens import SECRET, bearer, development_token
 from views.events import PropertyObjectViewEnded

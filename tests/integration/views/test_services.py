@@ -14,6 +14,7 @@ from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import record_heartbeat
+from tests.closer import close_inactive
 from tests.concurrency import Background, run_together
 from tests.factories import (
     DEVICE,
@@ -41,10 +42,6 @@ def open_on(session: Session, **arguments: Any) -> OpenedView:
             **arguments,
         }
     )
-
-
-def close_inactive() -> None:
-    ActivityCloser(ActivityCloserOptions()).run()
 
 
 def test_opening_makes_a_view_and_extends_the_session(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
@@ -222,7 +219,7 @@ def test_heartbeat_the_day_after_the_session_closed_changes_nothing_inv_lv_003_c
     session = make_session(last_activity_at=now)
     opened = open_on(session, now=now)
     assert extend_view(view_id=opened.view_id, anonymous_id=session.anonymous_id, now=now + MINUTE)
-    ActivityCloser(ActivityCloserOptions()).run(now=now + 14 * MINUTE)
+    close_inactive(now=now + 14 * MINUTE)
     before = (Session.objects.values().get(), PropertyObjectView.objects.values().get())
     assert before[1]["duration"] == MINUTE
 

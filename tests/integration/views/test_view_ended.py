@@ -13,10 +13,9 @@ from django.db import connection
 from outbox.models import OutboxMessage
 from outbox.services import enqueue
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED
-from sessions.closer import ActivityCloser
 from sessions.models import Session
-from sessions.options import ActivityCloserOptions
 from sessions.services import link_session, record_heartbeat
+from tests.closer import close_inactive
 from tests.concurrency import Background
 from tests.factories import DEVICE, MINUTE, make_session, make_view, open_in, silent_session
 from views.models import PropertyObjectView
@@ -25,10 +24,6 @@ from views.services import extend_view
 pytestmark = pytest.mark.django_db(transaction=True)
 
 USER, OTHER = UUID(int=0xA), UUID(int=0xB)
-
-
-def close_inactive() -> None:
-    ActivityCloser(ActivityCloserOptions()).run()
 
 
 # -- UserId of the event: the session's at closing time ------------------------------------

@@ -18,8 +18,7 @@ from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.testing import InMemoryBroker, message, record
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, dead_letter_topic
 from pinactivity.postgres.clock import statement_time
-from sessions.closer import ActivityCloser
-from sessions.options import ActivityCloserOptions
+from tests.closer import close_inactive
 from tests.concurrency import run_together
 from tests.consuming import FIVE_MINUTES, drive
 from tests.factories import MINUTE, make_session, make_view, silent_session
@@ -79,10 +78,6 @@ def published() -> list[Record]:
         )
         for row in rows
     ]
-
-
-def close_inactive(now: datetime | None = None) -> None:
-    ActivityCloser(ActivityCloserOptions()).run(now=now)
 
 
 def totals(object_id: UUID) -> tuple[int, int, datetime | None]:
