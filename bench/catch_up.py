@@ -15,7 +15,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 
-from bench.closer import VIEWS_PER_SESSION, Backlog
+from bench.backlog import VIEWS_PER_SESSION, Backlog
 from bench.measure import BenchFailed, conclude, database_url, own_database, say
 
 _RUN = """
