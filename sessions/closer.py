@@ -6,7 +6,7 @@ A. silent views of live sessions, one batch a transaction;
 B. silent sessions with their open views, `unit_size` sessions a transaction.
 
 A transaction claims the oldest due rows by `select_for_update(skip_locked=True)`, closes them,
-writes their events and commits. A run keeps no state for the next one: a row's status says
+writes their events and commits. A run keeps no state for the next one: a row's status shows
 whether it is done. So each row closes once, whatever runs twice, runs late or is killed.
 """
 

@@ -10,10 +10,10 @@ from sessions.models import Session
 
 @pytest.fixture
 def refuse_one(request: pytest.FixtureRequest) -> Any:
-    """Make PostgreSQL refuse the closing of one session, by a trigger of the test's own."""
+    """Make a trigger of the test refuse the closing of given sessions."""
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE refused (id uuid)")
-        cursor.execute("CREATE SEQUENCE refusals")  # which no rollback sets back
+        cursor.execute("CREATE SEQUENCE refusals")  # no rollback resets a sequence
         cursor.execute(
             """
             CREATE FUNCTION refuse_listed() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -89,7 +89,7 @@ def test_expired_session_closes_with_all_its_views_and_events_inv_ses_005_inv_lv
 
 
 def test_views_left_to_phase_b_close_with_their_session() -> None:
-    """A view whose own activity is newer than the cutoff, which only a race can leave behind."""
+    """Only a race can leave a view that is newer than the cutoff in a due session."""
     session = silent_session(minutes=13)
     view = make_view(session=session, silent=MINUTE)
 
@@ -170,7 +170,7 @@ def test_duration_is_reported_in_whole_seconds_rounded_down_inv_ses_005_c22(
 
 @pytest.mark.parametrize("day", ["2026-02-28", "2026-03-28", "2025-10-25", "2025-12-31"])
 def test_session_across_midnight_lasts_its_420_seconds_c23(day: str) -> None:
-    """Whatever the last day of a month, and the nights when clocks are put forward or back."""
+    """On last days of months, and on nights when clocks change."""
     start = datetime.fromisoformat(f"{day}T23:58:00Z")
     make_session(created_at=start, last_activity_at=start + timedelta(seconds=420))
 
@@ -199,10 +199,10 @@ def test_large_backlog_closes_in_one_run_over_many_units() -> None:
     assert (result.closed_sessions, result.closed_views, result.backlog_remaining) == (23, 23, 0)
 
 
-def test_units_find_their_rows_by_indexes_whatever_the_tables_look_like_to_the_planner() -> None:
-    """Small tables invite it to read them whole, for each unit; so do large ones of odd shape."""
+def test_units_find_their_rows_by_indexes_whatever_the_statistics_of_the_tables_are() -> None:
+    """For small tables the planner would otherwise prefer sequential scans."""
 
-    def whole_reads() -> dict[str, int]:
+    def sequential_scans() -> dict[str, int]:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_stat_force_next_flush()")
             cursor.execute(
@@ -215,12 +215,12 @@ def test_units_find_their_rows_by_indexes_whatever_the_tables_look_like_to_the_p
         silent_session(minutes=13, views=2)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE sessions, property_object_views")
-    before = whole_reads()
+    before = sequential_scans()
 
     result = close_inactive(batch_size=5, sessions_per_transaction=2)
 
     assert (result.closed_sessions, result.closed_views) == (20, 40)
-    assert whole_reads() == before
+    assert sequential_scans() == before
 
 
 def test_50_parallel_instances_close_each_of_10000_rows_once_inv_ses_006_inv_lv_008_c15() -> None:

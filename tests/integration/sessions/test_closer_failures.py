@@ -39,7 +39,7 @@ def test_failure_of_one_session_leaves_only_that_one_active(refuse_one: Any) -> 
     assert close_inactive().closed_sessions == 1
 
 
-def test_row_that_keeps_failing_is_tried_twice_a_run_and_taken_again_by_the_next_tick(
+def test_row_that_keeps_failing_is_tried_twice_a_run_and_retried_by_the_next_tick(
     refuse_one: Any,
 ) -> None:
     """Idempotency: repeatable error; no endless retry within a run."""
@@ -56,14 +56,15 @@ def test_row_that_keeps_failing_is_tried_twice_a_run_and_taken_again_by_the_next
     assert [run.backlog_remaining for run in results] == [1, 1, 1]
     with connection.cursor() as cursor:
         cursor.execute("SELECT last_value FROM refusals")
-        assert cursor.fetchone() == (2 + 1 + 1,)  # in its unit and alone; then it is the unit
+        # Run 1 tries it in its unit, then singly; later it is the whole unit.
+        assert cursor.fetchone() == (2 + 1 + 1,)
         cursor.execute("DELETE FROM refused")
     assert close_inactive().closed_sessions == 1
     assert [event["SessionId"] for event in read_events(SESSION_ENDED)].count(str(bad.id)) == 1
 
 
 def test_row_that_is_revived_while_its_unit_fails_stays_alive(refuse_one: Any) -> None:
-    """Taken alone, it must pass the whole predicate again."""
+    """The retry of a single row checks the whole predicate again."""
     bad, revived, closed = (silent_session(minutes=14 - number / 10) for number in range(3))
     refuse_one(bad)
     asked = 0
@@ -71,7 +72,7 @@ def test_row_that_is_revived_while_its_unit_fails_stays_alive(refuse_one: Any) -
     def stop() -> bool:
         nonlocal asked
         asked += 1
-        if asked == 4:  # phase A, the unit, `bad` alone; now `revived` alone
+        if asked == 4:  # phase A, the unit, `bad` singly; now `revived` singly
             record_heartbeat(
                 session_id=revived.id,
                 anonymous_id=revived.anonymous_id,
@@ -87,7 +88,7 @@ def test_row_that_is_revived_while_its_unit_fails_stays_alive(refuse_one: Any) -
 
 
 def test_database_that_cannot_write_fails_the_run_at_once() -> None:
-    """Not row by row, and not as a success: the alert on the last success must see it."""
+    """It is no success, because the alert on the last success must fire."""
     for _ in range(5):
         silent_session(minutes=13)
     with connection.cursor() as cursor:
@@ -138,9 +139,9 @@ def test_failing_view_leaves_only_that_one_active() -> None:
     assert [v.id for v in PropertyObjectView.objects.filter(status="Active")] == [bad.id]
 
 
-def test_held_view_delays_its_session_by_one_tick_and_nobody_else() -> None:
-    held = silent_session(minutes=14)
-    view = make_view(session=held, silent=MINUTE)  # not due: phase B waits for it
+def test_locked_view_delays_its_session_by_one_tick_and_no_other() -> None:
+    locked = silent_session(minutes=14)
+    view = make_view(session=locked, silent=MINUTE)  # not due, so phase B locks it
     others = [silent_session(minutes=13) for _ in range(3)]
     holder = connection.copy()
     try:
@@ -152,7 +153,7 @@ def test_held_view_delays_its_session_by_one_tick_and_nobody_else() -> None:
 
         assert (result.outcome, result.failures) == ("Succeeded", 0)
         assert result.closed_sessions == len(others)
-        assert Session.objects.get(id=held.id).status == "Active"
+        assert Session.objects.get(id=locked.id).status == "Active"
     finally:
         holder.rollback()
         holder.close()
@@ -160,7 +161,7 @@ def test_held_view_delays_its_session_by_one_tick_and_nobody_else() -> None:
 
 
 def test_statement_timeout_goes_on_with_smaller_units_c21() -> None:
-    """Closing two sessions is too much for the timeout, closing one is not."""
+    """Closing two sessions exceeds the timeout, closing one does not."""
     for _ in range(6):
         silent_session(minutes=13)
     with connection.cursor() as cursor:
@@ -212,18 +213,18 @@ def test_lost_connection_ends_the_run_as_failed_and_the_next_takes_the_rest() ->
 
 def test_locked_rows_wait_for_the_next_tick_c19() -> None:
     make_due_sessions(100)
-    held = list(Session.objects.values_list("id", flat=True))
+    locked = list(Session.objects.values_list("id", flat=True))
     free = [silent_session(minutes=12.5) for _ in range(3)]
     holder = connection.copy()
     try:
         holder.set_autocommit(False)
         with holder.cursor() as cursor:
-            cursor.execute("SELECT FROM sessions WHERE id = ANY(%s) FOR UPDATE", [held])
+            cursor.execute("SELECT FROM sessions WHERE id = ANY(%s) FOR UPDATE", [locked])
         result = close_inactive()
         assert (result.closed_sessions, result.failures) == (len(free), 0)
-        assert result.backlog_remaining == len(held)
-        assert set(Session.objects.active().values_list("id", flat=True)) == set(held)
+        assert result.backlog_remaining == len(locked)
+        assert set(Session.objects.active().values_list("id", flat=True)) == set(locked)
     finally:
         holder.rollback()
         holder.close()
-    assert close_inactive().closed_sessions == len(held)
+    assert close_inactive().closed_sessions == len(locked)

@@ -28,14 +28,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_heartbeats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6() -> None:
     """Race: heartbeat against closing.
 
-    Either the beat came first and the session lives, or the closer did and it restarted.
+    Either the heartbeat came first and the session lives, or the closer did and it restarted.
     """
     sessions = [silent_session(minutes=12, views=1) for _ in range(60)]
 
     def extend_all() -> list[tuple[UUID, bool]]:
         return [
-            (beat.session.session_id, beat.restarted)
-            for beat in (
+            (heartbeat.session.session_id, heartbeat.restarted)
+            for heartbeat in (
                 record_heartbeat(
                     session_id=session.id,
                     anonymous_id=session.anonymous_id,
@@ -49,10 +49,10 @@ def test_heartbeats_and_closers_at_the_threshold_leave_one_outcome_each_ac9_a6()
         close_inactive(sessions_per_transaction=1)
         return []
 
-    beats, *_ = run_together([extend_all, close_all, close_all])
+    heartbeats, *_ = run_together([extend_all, close_all, close_all])
 
     restarted = 0
-    for session, (session_id, was_restarted) in zip(sessions, beats, strict=True):
+    for session, (session_id, was_restarted) in zip(sessions, heartbeats, strict=True):
         row = Session.objects.get(id=session.id)
         active = Session.objects.get(anonymous_id=session.anonymous_id, status="Active")
         assert active.id == session_id
@@ -87,7 +87,7 @@ def test_heartbeat_of_a_view_that_was_closed_first_is_not_accepted_inv_lv_003() 
 
 
 def test_view_that_was_extended_first_stays_open() -> None:
-    """Race: view heartbeat, the beat was first."""
+    """Race: view heartbeat, the heartbeat was first."""
     session = silent_session(minutes=12.5, views=1)
     view = session.views.get()
     assert extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
@@ -112,7 +112,7 @@ def test_link_after_the_closing_finds_no_session_and_repeats_nothing_inv_ses_006
 def test_switch_under_way_closes_the_session_and_the_run_leaves_it_inv_ses_006() -> None:
     """Race: link (Switched), the switch was first.
 
-    The switch holds the session: the closer skips it, and finds it closed afterwards.
+    The switch has locked the session: the closer skips it, and finds it closed afterwards.
     """
     session = silent_session(minutes=13, views=1, user_id=new_id())
 
@@ -121,7 +121,7 @@ def test_switch_under_way_closes_the_session_and_the_run_leaves_it_inv_ses_006()
         with Background(close_inactive) as run:
             result = run.result()
         assert isinstance(result, ActivityCloserResult)
-        # Phase A takes views alone: it skips this one, which the switch has closed.
+        # Phase A skips the view, which the switch has locked and closed.
         assert (result.closed_sessions, result.closed_views, result.failures) == (0, 0, 0)
 
     assert close_inactive().closed_sessions == 0
@@ -133,13 +133,13 @@ def test_switch_under_way_closes_the_session_and_the_run_leaves_it_inv_ses_006()
 def test_closing_skips_a_heartbeat_in_flight_and_then_leaves_the_row_c3_ac9() -> None:
     """Race: the heartbeat was first.
 
-    The beat holds the row uncommitted: the closer skips it, and finds it alive afterwards.
+    The uncommitted heartbeat has locked the row: the closer skips it, and finds it live afterwards.
     """
     session = silent_session(minutes=12.5)
-    beating = connection.copy()
+    heartbeat = connection.copy()
     try:
-        beating.set_autocommit(False)
-        with beating.cursor() as cursor:
+        heartbeat.set_autocommit(False)
+        with heartbeat.cursor() as cursor:
             cursor.execute(
                 "UPDATE sessions SET last_activity_at = statement_timestamp() WHERE id = %s",
                 [session.id],
@@ -148,8 +148,8 @@ def test_closing_skips_a_heartbeat_in_flight_and_then_leaves_the_row_c3_ac9() ->
             result = run.result()
         assert isinstance(result, ActivityCloserResult)
         assert result.closed_sessions == 0
-        beating.commit()
+        heartbeat.commit()
     finally:
-        beating.close()
+        heartbeat.close()
     assert close_inactive().closed_sessions == 0
     assert Session.objects.get(id=session.id).status == "Active"

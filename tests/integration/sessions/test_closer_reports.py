@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_run_is_reported_by_the_lines_metrics_and_spans_of_the_specification(
     caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter, refuse_one: Any
 ) -> None:
-    """The specification's section on what can be observed: names, and what each of them holds."""
+    """The names and fields of the specification's section on observability."""
     bad, *_ = [silent_session(minutes=14 - number / 10, views=1) for number in range(3)]
     refuse_one(bad)
     before = closer_metrics()

@@ -264,7 +264,8 @@ def test_view_that_many_would_close_at_once_closes_once_inv_lv_008() -> None:
         def reopen(session: Session = session, old: PropertyObjectView = old) -> None:
             open_on(session, property_object_id=old.property_object_id)
 
-        run_together([close_inactive, send_heartbeat, reopen] * 3)
+        calls: list[Callable[[], object]] = [close_inactive, send_heartbeat, reopen]
+        run_together(calls * 3)
 
         closed = PropertyObjectView.objects.get(id=old.id)
         assert (closed.status, closed.duration, closed.version) == ("Inactive", MINUTE, 2)
