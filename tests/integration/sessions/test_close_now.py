@@ -41,7 +41,7 @@ PAGES: dict[type[Row], str] = {
 
 
 def staff(*permissions: str) -> Client:
-    """Log in as staff who may view sessions and views, and what else is named."""
+    """Log in as staff who may view sessions and views, with the named permissions besides."""
     user = User.objects.create_user(f"staff-{new_id()}", is_staff=True)
     names = ("view_session", "view_propertyobjectview", *permissions)
     user.user_permissions.set(
@@ -61,7 +61,7 @@ def permitted() -> Client:
 
 
 def choose(client: Client, *rows: Row, **more: str) -> Any:
-    """Send the action for some rows; without `confirmed` it asks."""
+    """Send the action for some rows; without `confirmed` it asks for confirmation."""
     page = reverse(PAGES[type(rows[0])])
     chosen = [str(row.pk) for row in rows]
     return client.post(page, {"action": "close_now", "_selected_action": chosen, **more})
@@ -324,7 +324,7 @@ def test_row_that_stays_locked_is_reported_and_nothing_closes(permitted: Client)
 def test_error_of_postgresql_is_reported_and_nothing_closes(permitted: Client) -> None:
     session = make_session()
     with connection.cursor() as cursor:
-        # Of the log entries, which come last: the closing itself is rolled back with them.
+        # A constraint on the log entries, which come last: the closing rolls back with them.
         cursor.execute("ALTER TABLE django_admin_log ADD CHECK (object_id = 'nothing')")
         try:
             (message,) = close(permitted, session)
@@ -352,7 +352,7 @@ def test_postgresql_that_goes_away_in_the_middle_is_reported(permitted: Client) 
 
 
 def wait_for_waiting(count: int) -> list[int]:
-    """Wait until so many backends wait for a lock; return their process ids."""
+    """Wait until some number of backends waits for a lock; return their process ids."""
 
     def waiting() -> list[int]:
         with connection.cursor() as cursor:

@@ -202,7 +202,7 @@ def test_event_older_than_what_the_session_rests_on_is_stale_c14() -> None:
 
 
 def test_event_from_the_future_rests_on_now() -> None:
-    """Else it would make every real sign-in of the next hour stale."""
+    """Otherwise every real sign-in of the next hour would be stale."""
     session = make_session()
     link(session, A, signed_in_at=statement_time() + timedelta(minutes=50))
     row = Session.objects.get()
@@ -277,7 +277,7 @@ def test_abandoned_session_is_closed_and_not_linked_c5(path: str) -> None:
 
 @pytest.mark.parametrize("switches", [1, 6])
 def test_link_that_waited_behind_switches_finds_the_newest_session(switches: int) -> None:
-    """A locking read that waited comes back empty: it is repeated as a new statement."""
+    """A locking read that waited returns no row, so the service repeats it."""
     session = make_session(user_id=A)
     others = [Switching(session.anonymous_id) for _ in range(switches)]
 
@@ -306,7 +306,7 @@ class Switching:
         self._anonymous_id = anonymous_id
 
     def hold_until_waited_for(self) -> None:
-        """Switch now, and commit in a thread as soon as somebody waits for the old session."""
+        """Switch now, and commit in a thread once another backend waits for the old session."""
         switching = connection.copy()
         switching.set_autocommit(False)
         with switching.cursor() as cursor:
@@ -342,7 +342,7 @@ class Switching:
 
 
 def test_closing_and_link_at_once_close_the_session_once() -> None:
-    """The specification's race: the loser sees Inactive, and nothing happens twice."""
+    """The specification's race: the loser sees Inactive, and each row closes once."""
     for _ in range(10):
         session = silent_session(minutes=13, user_id=A, views=1)
 
@@ -393,7 +393,7 @@ def test_20_parallel_heartbeats_openings_and_links_equal_some_serial_order_c2() 
     assert active.user_id in {A, B}
     for closed in Session.objects.filter(status="Inactive"):
         assert not closed.views.filter(status="Active").exists()
-    # Every opening came through: four new views, wherever the session was by then.
+    # Every opening succeeded: four new views, in whichever session was Active.
     assert PropertyObjectView.objects.count() == 5
     latest = max(v.last_activity_at for v in PropertyObjectView.objects.all())
     assert Session.objects.order_by("-last_activity_at")[0].last_activity_at >= latest

@@ -1,4 +1,4 @@
-"""Linking over HTTP, and sessions that are born linked (design, section 5; A3, A5)."""
+"""Linking over HTTP, and sessions that start linked (design, section 5; A3, A5)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -170,7 +170,7 @@ def test_device_id_comes_before_the_session_c30(
 
 
 def test_link_takes_no_device_id_from_a_body(count_statements: Callable[[], Any]) -> None:
-    """No beacon carries a token: whoever links can set the header."""
+    """A beacon cannot send a token, so a call that links always can set headers."""
     for raw in (f'{{"AnonymousId": "{make_session().anonymous_id}"}}', "{", "x" * 100_000):
         response = Client().generic(
             "POST",
@@ -230,7 +230,7 @@ def test_link_that_waits_too_long_for_the_session_answers_503() -> None:
     assert link(session.anonymous_id, A).json()["Outcome"] == "Linked"
 
 
-# -- sessions that are born linked ---------------------------------------------------------
+# -- sessions that start linked ------------------------------------------------------------
 
 
 def call(name: str, token: str | None, anonymous_id: UUID | None = None) -> Any:

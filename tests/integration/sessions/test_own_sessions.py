@@ -57,7 +57,7 @@ def pages(limit: int) -> list[list[str]]:
 
 
 def make_own(count: int, *, created_at: datetime | None = None, **fields: Any) -> list[str]:
-    """Make sessions of A, on a device each, and return their ids, the newest first."""
+    """Make sessions of A, each on its own device; return their ids, the newest first."""
     if created_at is not None:
         fields |= {"created_at": created_at, "last_activity_at": created_at + MINUTE}
     made = [make_session(user_id=A, **fields) for _ in range(count)]

@@ -41,7 +41,7 @@ def make_run(started_at: datetime, **fields: Any) -> ActivityCloserRun:
 
 
 def svg_of(page: str) -> ET.Element:
-    """Parse the one picture of a page; it must be well-formed and load and run nothing."""
+    """Parse the only picture of a page; it must be well-formed, without scripts and links."""
     (text,) = re.findall("<figure>.*?(<svg.*?</svg>)", page, re.DOTALL)
     root = ET.fromstring(text.replace("<svg", f'<svg xmlns="{SVG[1:-1]}"', 1))
     names = {element.tag.removeprefix(SVG) for element in root.iter()}
@@ -55,7 +55,7 @@ def texts(root: ET.Element) -> list[str]:
 
 
 def bars(root: ET.Element) -> list[list[tuple[float, float, float]]]:
-    """Return of each panel its bars: (left edge, width, height)."""
+    """Return the bars of each panel: (left edge, width, height)."""
     paths = [path.attrib["d"] for path in root.iter(f"{SVG}path") if "stroke" not in path.attrib]
     bar = re.compile(r"M([\d.]+) [\d.]+v-([\d.]+)h([\d.]+)V")
     return [

@@ -193,7 +193,7 @@ def test_20_parallel_heartbeats_on_an_abandoned_session_close_it_once() -> None:
 
 
 def test_start_gives_up_after_three_abandoned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The race cannot be made at will: the closing in between is taken out instead."""
+    """The race is not reproducible, so the test disables the closing between the attempts."""
     session = silent_session(minutes=60)
     monkeypatch.setattr("sessions.services.close_sessions", lambda *_, **__: None)
     with pytest.raises(SessionActiveRace):
@@ -246,7 +246,7 @@ def test_database_refuses_nonsense_c9(change: dict[str, str], constraint: str) -
 
 
 def test_one_bad_row_never_blocks_the_batch_c9() -> None:
-    """A row that could not be closed any more: the constraint is lifted to make one."""
+    """The row violates a constraint, which the test drops to make it."""
     bad = silent_session(minutes=20)
     good = [silent_session(minutes=13) for _ in range(3)]
     with connection.cursor() as cursor:

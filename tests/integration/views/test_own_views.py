@@ -146,7 +146,7 @@ def test_what_a_guest_viewed_before_the_sign_in_is_in_the_users_history_ac7() ->
 
     assert ids() == [str(live.id), str(ended.id)]
     assert {item["UserId"] for item in items()} == {str(A)}
-    # No row was changed for it: the views themselves still know no user.
+    # The rows are unchanged: the views still have no user.
     assert list(PropertyObjectView.objects.order_by("id").values()) == before
     assert {row["user_id"] for row in before} == {None}
 
@@ -219,7 +219,7 @@ def make_history(chance: random.Random) -> list[PropertyObjectView]:
                     created_at=moment,
                     last_activity_at=moment,
                     property_object_id=chance.choice(objects),
-                    # So that an object may be Active in a session more than once.
+                    # An object can then be Active in a session more than once.
                     status="Inactive",
                     ended_at=moment,
                     duration=timedelta(0),
@@ -256,7 +256,7 @@ def test_pages_of_any_size_and_filter_show_every_view_once_the_newest_first(seed
 
 
 def test_old_session_that_still_lives_gives_the_newest_view() -> None:
-    """A tab left open for a month on one device, many short visits on another."""
+    """One device has a tab that is open for a month, another one many short visits."""
     old = make_session(user_id=A, created_at=NOON - timedelta(days=30), last_activity_at=NOON)
     newest = open_at(NOON, session=old)
     short = [open_at(NOON - number * MINUTE) for number in range(1, 6)]
@@ -421,13 +421,13 @@ def test_page_is_read_by_indexes_and_in_proportion_to_itself_among_many_rows(
 
     deep = get(Limit=10, To=hours_ago(300)).json()["NextCursor"]
     object_id = get(Limit=1).json()["Items"][0]["PropertyObjectId"]
-    # The first reads each session that has a part in the page twice, and no other.
+    # The first page reads only the sessions with views in it, each twice.
     reads: list[tuple[dict[str, Any], int]] = [
         ({}, 200),
         ({"Limit": 10, "Cursor": deep}, 50),
         ({"From": hours_ago(401), "To": hours_ago(400)}, 100),
         ({"From": hours_ago(500), "To": hours_ago(0)}, 200),
-        # Views of other objects are passed over, in the index.
+        # The scan skips views of other objects in the index.
         ({"PropertyObjectId": object_id}, 2_500),
     ]
     for query, most in reads:
@@ -493,7 +493,7 @@ def explain(statement: str) -> dict[str, Any]:
 
 
 def rows_read(node: dict[str, Any], table: str) -> float:
-    """Count the rows of a table that a plan has looked at, those that it threw away too."""
+    """Count the rows of a table that a plan has read, including those that it filtered out."""
     own = 0.0
     if node.get("Relation Name") == table:
         rows = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)

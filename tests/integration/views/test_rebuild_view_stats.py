@@ -18,7 +18,7 @@ from pinactivity.postgres.clock import statement_time
 from sessions.closer import ActivityCloser
 from sessions.options import ActivityCloserOptions
 from tests.concurrency import Background, run_together
-from tests.factories import MINUTE, make_session, make_stats, make_view
+from tests.factories import MINUTE, id_of_age, make_session, make_stats, make_view
 from views.models import (
     PropertyObjectView,
     PropertyObjectViewStats,
@@ -45,7 +45,7 @@ def rebuild(*options: str) -> str:
 
 
 def closed_view(**fields: Any) -> PropertyObjectView:
-    """Make a view of a minute that ended 13 minutes ago, whatever became of its event."""
+    """Make a view of a minute that ended 13 minutes ago, without its event."""
     view = make_view(silent=fields.pop("silent", 13 * MINUTE), **fields)
     PropertyObjectView.objects.filter(id=view.id).update(
         status="Inactive",
@@ -73,12 +73,6 @@ def counted_view(**fields: Any) -> PropertyObjectView:
     view = closed_view(**fields)
     count_views([event_of(view)])
     return view
-
-
-def id_of_age(age: timedelta) -> UUID:
-    """Make the id of a view that was opened so long ago (uuid v7)."""
-    milliseconds = int((statement_time() - age).timestamp() * 1000)
-    return UUID(int=(milliseconds << 80) | (new_id().int & ((1 << 80) - 1)))
 
 
 def totals() -> dict[UUID, tuple[int, int]]:
@@ -171,7 +165,7 @@ def test_views_under_way_are_no_drift() -> None:
 
 
 def test_repair_counts_views_under_way_and_their_events_add_nothing_afterwards() -> None:
-    """So lost events are made good, and late ones do not count twice."""
+    """The repair counts lost events, and late ones do not count twice."""
     views = [closed_view() for _ in range(3)]
 
     assert "3 objects rewritten" in rebuild()
@@ -208,7 +202,7 @@ def test_views_that_retention_has_deleted_still_count() -> None:
         view.property_object_id: (8, 360),
         gone.property_object_id: (2, 9),
     }
-    # Nobody knows better any more when the deleted ones were opened.
+    # The opening times of the deleted views are unknown.
     assert set(PropertyObjectViewStats.objects.values_list("last_viewed_at", flat=True)) == {newest}
 
 
@@ -229,9 +223,9 @@ def test_views_older_than_the_seen_table_remembers_are_as_good_as_counted() -> N
 @pytest.mark.parametrize(
     "make",
     [
-        # A replay's: it ended long ago by its own time, but its event is of today.
+        # A replay's view: it ended long ago by its own clock, but its event is written today.
         lambda: closed_view(silent=100 * DAY),
-        # Of a session of months: opened long ago, but it ended only now.
+        # A view of a session of months: opened long ago, ended now.
         lambda: closed_view(id=id_of_age(100 * DAY), lasted=100 * DAY),
     ],
     ids=["replayed", "long"],
@@ -267,7 +261,7 @@ def test_objects_are_taken_chunk_by_chunk_to_the_last(monkeypatch: pytest.Monkey
 def test_repair_waits_for_a_consumer_and_counts_its_batch_once() -> None:
     views = [closed_view(), closed_view()]
 
-    # Not a `with` around both: the repair can go on only after the transaction.
+    # The repair can continue only after the transaction, so one `with` cannot enclose both.
     with transaction.atomic():
         count_views([event_of(view) for view in views])
         repairing = Background(lambda: rebuild_stats(repair=True).rewritten)
@@ -283,7 +277,7 @@ def test_repair_waits_for_a_consumer_and_counts_its_batch_once() -> None:
 def test_view_that_closes_during_a_repair_is_counted_by_its_consumer_alone(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It closes after the repair has marked what it counts, whoever has the object's row first."""
+    """The view closes after the repair has marked its views, in both orders of locking the row."""
     view = counted_view()
     PropertyObjectViewStats.objects.update(total_duration_seconds=7)
     lock = PropertyObjectViewStatsQuerySet.lock

@@ -1,4 +1,4 @@
-"""Opening and beating property object views (design, section 6)."""
+"""Opening and extending property object views (design, section 6)."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -389,7 +389,7 @@ def test_session_with_views_cannot_be_deleted() -> None:
     "number", ["9.2e18", "1e18", "1e-15", "0.1", "-1.5E3", "9223372036854775807"]
 )
 def test_any_accepted_number_is_read_back_from_its_event(number: str) -> None:
-    """jsonb writes numbers out in full: what we accept, our own consumers must accept again."""
+    """jsonb writes numbers in full, and the consumers must accept every accepted number."""
     session = silent_session(minutes=13)
     snapshot = strict_json.loads(f'{{"N": {number}}}'.encode())
     make_view(session=session, filter_snapshot=snapshot)

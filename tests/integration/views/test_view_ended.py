@@ -83,7 +83,7 @@ WAYS: list[Callable[[Session, PropertyObjectView], None]] = [
 def test_event_of_a_view_carries_the_sessions_user_at_closing_time(
     close: Callable[[Session, PropertyObjectView], None],
 ) -> None:
-    """Not the view's own, which is a snapshot of its opening: a guest's here."""
+    """The view's own user is a snapshot of its opening: here a guest."""
     session = make_session(lasted=timedelta(0))
     view = make_view(session=session, lasted=timedelta(0))
     link_session(anonymous_id=session.anonymous_id, user_id=USER)
@@ -110,7 +110,7 @@ def test_event_of_a_guests_view_carries_no_user(
 
 @contextmanager
 def onlooker() -> Iterator[Any]:
-    """A cursor of another connection, which leaves nothing behind."""
+    """Yield a cursor of another connection, whose transaction rolls back."""
     other = connection.copy()
     try:
         other.set_autocommit(False)
@@ -121,7 +121,7 @@ def onlooker() -> Iterator[Any]:
 
 
 def look_at_locks(backend: int) -> tuple[set[tuple[str, str]], dict[str, set[UUID]]]:
-    """Return a backend's locks on tables, and the rows of ours that nobody else can get."""
+    """Return a backend's locks on tables, and the rows that no other backend can lock."""
     with onlooker() as cursor:
         cursor.execute(
             "SELECT relation::regclass::text, mode FROM pg_locks"
@@ -155,7 +155,7 @@ def test_closer_locks_the_rows_that_it_closes_and_no_others_while_views_are_inse
 
     def enqueue_and_look(events: Any) -> None:
         enqueue(events)
-        # In the closer's transaction, with everything locked that it locks.
+        # In the closer's transaction, after its last lock.
         for session in (browsing, live):
             with Background(lambda session=session: open_in(session)) as opening:  # type: ignore[misc]  # mypy cannot infer a lambda with a default
                 opening.result(timeout=10)
@@ -173,7 +173,7 @@ def test_closer_locks_the_rows_that_it_closes_and_no_others_while_views_are_inse
             "property_object_views",
             "outbox_messages",
         }
-        # None that an insert, an update or a read would wait for.
+        # No lock for which an insert, an update or a read would wait.
         assert {mode for _, mode in tables} <= {
             "AccessShareLock",
             "RowShareLock",

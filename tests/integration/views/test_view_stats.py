@@ -1,4 +1,4 @@
-"""The view statistics: counted once, read at once, forgotten in time (design, section 6)."""
+"""The view statistics: counting, reading and the seen table (design, section 6)."""
 
 import random
 from datetime import datetime, timedelta
@@ -64,13 +64,13 @@ def view_of(object_id: UUID, **changes: Any) -> EndedView:
 
 
 def handle(*records: Record) -> None:
-    """Hand messages to the handler as one batch."""
+    """Pass messages to the handler as one batch."""
     handler = ViewStatsHandler()
     handler.flush([Entry(each, handler.decode(each)) for each in records])
 
 
 def published() -> list[Record]:
-    """What the outbox holds of ended views, as the consumer would get it."""
+    """Return the outbox's events of ended views as the consumer would receive them."""
     rows = OutboxMessage.objects.filter(topic=PROPERTY_OBJECT_VIEW_ENDED).order_by("id")
     return [
         record(
@@ -184,7 +184,7 @@ def test_batch_takes_three_statements_whatever_its_size(count_statements: Any) -
 
 
 def test_failed_increment_leaves_no_view_seen() -> None:
-    """Else the retry would find the views seen, and lose them."""
+    """Otherwise the retry would find the views seen, and never count them."""
     full = new_id()
     PropertyObjectViewStats.objects.create(
         property_object_id=full, views_count=1, total_duration_seconds=2**63 - 1
@@ -196,7 +196,7 @@ def test_failed_increment_leaves_no_view_seen() -> None:
 
 
 def test_event_older_than_80_days_is_skipped_and_counted_as_such() -> None:
-    """Its view may have been forgotten as seen: a replay must never count twice."""
+    """The seen table may no longer contain its view, and a replay must not count it twice."""
     object_id, now = new_id(), statement_time()
     before = outcomes()
     count_views([view_of(object_id, recorded_at=now - 80 * DAY - MINUTE)])
@@ -225,7 +225,7 @@ def test_consumers_with_the_same_views_in_any_order_neither_deadlock_nor_count_t
 
 
 def test_rows_are_locked_in_the_order_of_their_keys() -> None:
-    """What keeps two consumers from a deadlock; the rows of a batch lie as they were written."""
+    """The order prevents a deadlock of two consumers, whatever the order in their batches."""
     count_views(random.sample([view_of(new_id()) for _ in range(300)], 300))
     for model in (PropertyObjectViewStatsSeen, PropertyObjectViewStats):
         rows = model.objects.raw(f"SELECT * FROM {model._meta.db_table} ORDER BY ctid")
@@ -338,7 +338,7 @@ def test_view_extended_for_20_minutes_counts_once_with_all_of_them_c7(now: datet
 
 
 def see(*ages: timedelta) -> list[UUID]:
-    """Insert views as counted so long ago."""
+    """Insert views that were counted some time ago."""
     now = statement_time()
     rows = [
         PropertyObjectViewStatsSeen(property_object_view_id=new_id(), seen_at=now - age)
