@@ -44,7 +44,7 @@ class SignedInHandler:
         """Link sessions; count and skip late events and devices without an Active session.
 
         Raises:
-            Poison: SignedInAt lies more than an hour ahead of the database's clock.
+            Poison: SignedInAt is more than an hour ahead of the database's clock.
         """
         for entry in entries:
             sign_in = entry.row

@@ -56,7 +56,7 @@ def start_session(
 
     Args:
         anonymous_id: None issues a new one; a given one is kept even if never seen (AC8).
-        user_id: Of a valid token: a new session is born linked, without an event (A5).
+        user_id: From a valid token; a new session is then born linked, without an event (A5).
         device: Described from this request.
         now: None is the database's clock.
 
@@ -218,22 +218,22 @@ def _link_locked(
     if session.last_activity_at < moment - settings.ACTIVITY_CLOSER.abandoned_after:
         close_sessions([session.id], reason=CloseReason.ABANDONED, now=now)
         return None
-    rests_on = moment if signed_in_at is None else min(signed_in_at, moment)
+    sign_in_time = moment if signed_in_at is None else min(signed_in_at, moment)
     outcome = decide_link(
         LinkState(session.user_id, session.created_at, session.signed_in_at),
         user_id=user_id,
-        signed_in_at=rests_on,
+        signed_in_at=sign_in_time,
         may_be_late=signed_in_at is not None,
     )
     row = Session.objects.filter(id=session.id)
     match outcome:
         case LinkOutcome.ALREADY_LINKED:
-            row.update(signed_in_at=Greatest("signed_in_at", rests_on))
+            row.update(signed_in_at=Greatest("signed_in_at", sign_in_time))
         case LinkOutcome.LINKED:
             changes: dict[str, Any] = {
                 "user_id": user_id,
                 "linked_at": moment,
-                "signed_in_at": rests_on,
+                "signed_in_at": sign_in_time,
                 "version": session.version + 1,
             }
             if signed_in_at is None:
@@ -242,7 +242,7 @@ def _link_locked(
             _enqueue_linked(session, user_id, moment, session.version + 1)
         case LinkOutcome.SWITCHED:
             close_sessions([session.id], reason=CloseReason.SWITCHED, now=now)
-            session = _start_switched(session, user_id, rests_on, statement_time(now))
+            session = _start_switched(session, user_id, sign_in_time, statement_time(now))
         case LinkOutcome.STALE:
             pass
     return LinkedSession(session.id, outcome)

@@ -188,7 +188,7 @@ def test_event_links_without_moving_the_last_activity() -> None:
     assert (row.user_id, row.last_activity_at) == (A, session.last_activity_at)
 
 
-def test_event_older_than_what_the_session_rests_on_is_stale_c14() -> None:
+def test_event_older_than_the_sessions_sign_in_is_stale_c14() -> None:
     session = make_session()
     earlier = statement_time()
     link(session, B)
@@ -201,7 +201,7 @@ def test_event_older_than_what_the_session_rests_on_is_stale_c14() -> None:
     assert topics() == [LINKED]
 
 
-def test_event_from_the_future_rests_on_now() -> None:
+def test_event_from_the_future_counts_as_now() -> None:
     """Otherwise every real sign-in of the next hour would be stale."""
     session = make_session()
     link(session, A, signed_in_at=statement_time() + timedelta(minutes=50))
@@ -227,7 +227,7 @@ CREATED = datetime.fromisoformat("2026-03-01T12:00:00+00:00")
 
 
 @pytest.mark.parametrize(
-    ("user_id", "rests_on", "signed_in_at", "late", "outcome"),
+    ("user_id", "newest_sign_in", "signed_in_at", "late", "outcome"),
     [
         (None, None, CREATED, True, LinkOutcome.LINKED),
         (None, None, CREATED - 60 * timedelta(seconds=1), True, LinkOutcome.STALE),
@@ -241,12 +241,12 @@ CREATED = datetime.fromisoformat("2026-03-01T12:00:00+00:00")
 )
 def test_decision_over_a_sign_in(
     user_id: UUID | None,
-    rests_on: datetime | None,
+    newest_sign_in: datetime | None,
     signed_in_at: datetime,
     late: bool,
     outcome: LinkOutcome,
 ) -> None:
-    state = LinkState(user_id, CREATED, rests_on)
+    state = LinkState(user_id, CREATED, newest_sign_in)
     decided = decide_link(state, user_id=A, signed_in_at=signed_in_at, may_be_late=late)
     assert decided is outcome
 
