@@ -140,7 +140,7 @@ _CLOSE_UNIT = f"""
 """
 
 
-# -- the proof that both did the work --------------------------------------------------------------
+# -- the proof that both did the work --------------------------------------------------------
 
 _COUNTS = """
     SELECT

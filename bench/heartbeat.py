@@ -95,7 +95,7 @@ def _server(cpu: int | None) -> Iterator[int]:
 
 
 def _requests(path: str, sessions: list[tuple[str, str]]) -> list[bytes]:
-    """Write the requests beforehand: the load must cost little beside the server."""
+    """Build the requests beforehand, so that the load costs little beside the server."""
     requests = []
     for session_id, anonymous_id in sessions:
         body = f'{{"SessionId":"{session_id}"}}'
@@ -121,7 +121,7 @@ def _http_caller(port: int, requests: list[bytes]) -> Callable[[], Callable[[], 
         def call() -> None:
             client.sendall(next(own))
             answer = b""
-            # Head and body may come apart; every answer here ends with its JSON object.
+            # Head and body may arrive separately; every answer here ends with its JSON object.
             while not answer.endswith(b"}"):
                 answer += client.recv(4096)
             if not answer.startswith(b"HTTP/1.1 200"):

@@ -208,7 +208,7 @@ def main() -> None:
     threshold = settings.ACTIVITY_CLOSER.inactivity_threshold
     live = int(options.sessions * _LIVE_PART)
     silent = options.sessions - live
-    # As many leave within the threshold as are silent at any time.
+    # Within the threshold as many devices leave as are silent at any time.
     crowd_life = live * threshold.total_seconds() / silent
     oldest: list[float] = []
     active: list[int] = []

@@ -200,7 +200,7 @@ class SessionsAndViews(ComparedCalls):
         arrives: bool,
         wait: timedelta,
     ) -> None:
-        """Identity's event arrives at once, or stays behind for `sign_in_arrives`."""
+        """Identity's event arrives at once, or is kept for `sign_in_arrives`."""
         now = self._wait(wait)
         anonymous_id = self.front_ends[number].anonymous_id
         session = self.model.find_active(anonymous_id)
@@ -224,7 +224,7 @@ class SessionsAndViews(ComparedCalls):
     @precondition(lambda self: self.sign_ins)
     @rule(index=indexes, wait=waits)
     def sign_in_arrives(self, index: int, wait: timedelta) -> None:
-        """An event that stayed behind arrives, or one that has arrived does so again."""
+        """An event that was kept arrives, or an earlier one arrives again."""
         self._wait(wait)
         self._sign_in(self.sign_ins[-1 - index % len(self.sign_ins)])
 
@@ -242,7 +242,7 @@ class SessionsAndViews(ComparedCalls):
     def storm_of_sign_ins(
         self, number: int, ages: list[tuple[UUID, int]], repeats: list[int]
     ) -> None:
-        """In any order and any number, sign-ins end in the state of the newest."""
+        """In any order and number, sign-ins leave the state of the newest."""
         anonymous_id = self.front_ends[number].anonymous_id
         session = self.model.find_active(anonymous_id)
         if session is None or self.model.is_abandoned(session, self.clock):
@@ -308,7 +308,7 @@ class SessionsAndViews(ComparedCalls):
     # Choosing
 
     def _wait(self, wait: timedelta) -> datetime:
-        """Let time pass; below zero the clock stays, and the call is dated before it."""
+        """Let time pass. A negative wait leaves the clock, and returns a time before it."""
         self.clock += max(wait, timedelta(0))
         if wait < timedelta(0) and any(
             row.last_activity_at > self.clock + wait for row in self._active_rows()
@@ -339,7 +339,7 @@ class SessionsAndViews(ComparedCalls):
 
 
 def _choose(ids: dict[str, list[UUID]], which: str, index: int) -> tuple[str, UUID]:
-    """Choose an id of a kind, the newest for 0, or else of the first kind that there is."""
+    """Choose an id of a kind, the newest for 0; without any, of the first kind that has one."""
     if which == "unknown" or not any(ids.values()):
         return "unknown", UNKNOWN
     found = which if ids[which] else next(kind for kind in ids if ids[kind])

@@ -102,7 +102,7 @@ def check_rows(stored: Stored) -> None:
 
 
 def check_events(stored: Stored) -> None:
-    """Check that closed rows, and no others, have their one event each."""
+    """Check that each closed row has one event, and no other row has any."""
     for topic, rows in (
         (SESSION_ENDED, stored.sessions),
         (PROPERTY_OBJECT_VIEW_ENDED, stored.views),

@@ -76,7 +76,7 @@ def active_sessions() -> int:
 
 @dataclass
 class Visitors:
-    """Devices that have just fallen silent: 100 sessions a second, half of them with 3 views."""
+    """Devices that have just become silent: 100 sessions a second, half of them with 3 views."""
 
     durations: dict[str, timedelta] = field(default_factory=dict)
     """Duration by id of every row that is known to be committed."""
@@ -132,7 +132,7 @@ class Visitors:
                     for views in (0, 3):
                         self.fall_silent(10, views=views, within=2.0)
                     self.closed_around_a_view += sessions_closed_around_a_view()
-                except Error:  # whether it was committed is not known
+                except Error:  # unknown whether the commit succeeded
                     connection.close()
         finally:
             connection.close()
@@ -172,7 +172,7 @@ class Workers:
 
     @contextmanager
     def running(self, *, queues: tuple[str, ...]) -> Iterator[list["subprocess.Popen[bytes]"]]:
-        """Run them until the block ends and nothing is left to be closed or sent."""
+        """Run them until the block ends, all rows are closed and all events are sent."""
         schedule = str(self.folder / "schedule")
         argv = [[*CELERY, "beat", "--pidfile=", "--schedule", schedule]]
         argv += [worker(queue, "--purge") for queue in queues]

@@ -67,7 +67,7 @@ class Opener:
 
 @dataclass
 class Closer:
-    """Runs whose clock is so far ahead that every row is due, even one touched just now."""
+    """Runs with a clock so far ahead that every row is due."""
 
     stop: threading.Event
     runs: int = 0

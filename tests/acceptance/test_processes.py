@@ -38,7 +38,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _empty_queues() -> Iterator[None]:
-    """Ticks that a killed worker left behind are no other test's."""
+    """Purge ticks of killed workers, so that no other test gets them."""
     app.control.purge()
     yield
     app.control.purge()
@@ -153,7 +153,7 @@ def test_worker_killed_in_the_middle_of_a_batch_loses_and_repeats_nothing(tmp_pa
 
 
 def test_worker_asked_to_stop_ends_its_runs_between_transactions_c17(tmp_path: Path) -> None:
-    """There are two of one tick: the broker has delivered it again while it runs."""
+    """A tick exists twice: the broker has redelivered it while it runs."""
     make_due_sessions(4000, views=2)
     closed = Session.objects.filter(status="Inactive")
     with running(
@@ -206,7 +206,7 @@ def test_relay_killed_while_it_publishes_loses_nothing_and_repeats_only_message_
     message_ids = {dict(record.headers)["MessageId"].decode(): record.key for record in arrived}
     written = OutboxMessage.objects.values_list("message_id", "key")
     assert message_ids == {str(message_id): key.encode() for message_id, key in written}
-    # A transaction that was under way may arrive again: at most one for each kill.
+    # A transaction in flight may be repeated: at most one for each kill.
     assert messages <= len(arrived) <= messages + MOST_BATCHES * 100 * kills
 
 

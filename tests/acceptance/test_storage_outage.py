@@ -121,7 +121,7 @@ class Load:
                 self.answers.append((name, getattr(browser, name)()))
 
     def count(self, *statuses: int, since: float = 0.0) -> Counter[str]:
-        """Count the answers with a status by call, of requests that began since then."""
+        """Count the answers with one of the statuses by call, for requests since `since`."""
         return Counter(
             name
             for name, answer in list(self.answers)
@@ -129,7 +129,7 @@ class Load:
         )
 
     def wait_for(self, each: int, *statuses: int, since: float = 0.0) -> None:
-        """Wait until each of the four calls has so many answers with one of these statuses."""
+        """Wait until each of the four calls has `each` answers with one of the statuses."""
 
         def enough() -> bool:
             counts = self.count(*statuses, since=since)
@@ -172,7 +172,7 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The web on a PostgreSQL that this module may stop; no limit on what a client may ask."""
+    """The web server on a PostgreSQL that this module may stop, without rate limits."""
     log = tmp_path_factory.mktemp("web") / "log"
     port = find_free_port()
     argv = [
@@ -203,7 +203,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def stop_web(web: "subprocess.Popen[bytes]") -> None:
-    """Stop the web in an orderly way: killed, it would leave its worker behind."""
+    """Stop the web server by SIGTERM: a kill would leave its worker running."""
     web.send_signal(signal.SIGTERM)
     assert web.wait(30) == 0
 
