@@ -109,7 +109,7 @@ def test_event_of_a_guests_view_carries_no_user(
 
 
 @contextmanager
-def onlooker() -> Iterator[Any]:
+def other_connection() -> Iterator[Any]:
     """Yield a cursor of another connection, whose transaction rolls back."""
     other = connection.copy()
     try:
@@ -120,9 +120,9 @@ def onlooker() -> Iterator[Any]:
         other.close()
 
 
-def look_at_locks(backend: int) -> tuple[set[tuple[str, str]], dict[str, set[UUID]]]:
+def read_locks(backend: int) -> tuple[set[tuple[str, str]], dict[str, set[UUID]]]:
     """Return a backend's locks on tables, and the rows that no other backend can lock."""
-    with onlooker() as cursor:
+    with other_connection() as cursor:
         cursor.execute(
             "SELECT relation::regclass::text, mode FROM pg_locks"
             " JOIN pg_class ON pg_class.oid = relation"
@@ -153,15 +153,16 @@ def test_closer_locks_the_rows_that_it_closes_and_no_others_while_views_are_inse
         cursor.execute("SELECT pg_backend_pid()")
         (backend,) = cursor.fetchone()
 
-    def enqueue_and_look(events: Any) -> None:
+    def enqueue_and_read_locks(events: Any) -> None:
         enqueue(events)
         # In the closer's transaction, after its last lock.
         for session in (browsing, live):
             with Background(lambda session=session: open_in(session)) as opening:  # type: ignore[misc]  # mypy cannot infer a lambda with a default
                 opening.result(timeout=10)
-        seen.append(look_at_locks(backend))
+        seen.append(read_locks(backend))
 
-    monkeypatch.setattr("sessions.transitions.enqueue", enqueue_and_look)
+    monkeypatch.setattr("views.closing.enqueue", enqueue_and_read_locks)
+    monkeypatch.setattr("sessions.transitions.enqueue", enqueue_and_read_locks)
     close_inactive()
 
     (phase_a, rows_a), (phase_b, rows_b) = seen
