@@ -1,8 +1,8 @@
-"""How fast the closer gets through a backlog, by one worker and by two.
+"""How fast one worker and two workers close a backlog.
 
-`make bench NAME=catch_up` loads 100,000 due sessions with 3 views each, as after an outage, and
-closes them by runs in processes of their own, as workers are: one, then two at once. One run must
-end by itself within MaxRunDuration. Every row closes once, whoever does it.
+`make bench NAME=catch_up` loads 100,000 due sessions with 3 views each, as after an outage. It
+closes them by runs in processes of their own: first one run, then two at once. One run alone must
+end within MaxRunDuration. Every row must close once.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 
-from bench.closer import VIEWS_PER_SESSION, Backlog
+from bench.backlog import VIEWS_PER_SESSION, Backlog
 from bench.measure import BenchFailed, conclude, database_url, own_database, say
 
 _RUN = """
@@ -42,7 +42,7 @@ _COUNTS = """
 
 
 def _close(workers: int) -> dict[str, Any]:
-    """Close the backlog by so many runs at once; returns seconds and what each did."""
+    """Close the backlog by `workers` runs at once; return the seconds and each run's total."""
     environment = {
         "DJANGO_SETTINGS_MODULE": "pinactivity.settings",
         "LOG_LEVEL": "ERROR",

@@ -3,34 +3,29 @@
 `make bench NAME=closer` closes 50,000 due sessions with 3 views each, in turn by
 
 - a real run, `ActivityCloser(options).run()`;
-- a data-modifying CTE that claims a unit, closes it and writes its events, built by PostgreSQL.
-  It is the limit and no replacement: its one snapshot misses a view that is opened while it
-  waits for a session (INV-LV-007), and one faulty row stops it. Its JSON is json_build_object's;
-  gluing strings together makes it about a tenth faster, and escapes nothing.
+- a data-modifying CTE that claims a unit, closes it and writes its events in PostgreSQL. It is a
+  limit, not a replacement: its single snapshot misses a view that opens while it waits for a
+  session (INV-LV-007), and one failing row stops it.
 
-Both start from the same rows, and must leave the same rows and the same events behind.
+Both start with the same rows, and must leave the same rows and the same events.
 
-Two options ask other questions of the real run alone:
+Two options measure the real run alone:
 
-- `--growth 5000000`: how much longer does it take when so many closed sessions are there, with
-  a closed view each?
-- `--memory 1000000`: does the process grow while it closes so many rows, one run after another?
+- `--growth 5000000`: how much longer it takes beside so many closed sessions with a view each;
+- `--memory 1000000`: how much the process grows while it closes so many rows in many runs.
 """
 
 import argparse
 import gc
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import psutil
-from django.conf import settings
 from django.db import connection
 
+from bench.backlog import VIEWS_PER_SESSION, Backlog
 from bench.measure import (
     BenchFailed,
     Samples,
@@ -39,169 +34,19 @@ from bench.measure import (
     own_database,
     ratio_range,
     say,
+    unbounded_statements,
 )
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc_sql
 from pinactivity.postgres.clock import statement_time
 from pinactivity.telemetry import tracing
 from sessions.closer import ActivityCloser
-from sessions.device import identify_device
 from sessions.events import SessionEnded
 from sessions.lifecycle import CloseReason, RunOutcome
 from sessions.options import ActivityCloserOptions
 from views.events import PropertyObjectViewEnded
-from views.lifecycle import ViewSource
 
 REAL, SET_BASED = "real run", "set-based statement"
-VIEWS_PER_SESSION = 3
-_CLOSED_A_STATEMENT = 500_000
-_TABLES = ("sessions", "property_object_views", "outbox_messages", "activity_closer_runs")
-_USER_AGENTS = Path(settings.BASE_DIR) / "data" / "user-agents.txt"
-
-
-# -- the rows --------------------------------------------------------------------------------
-
-
-def _uuid7(moment: str, seed: str) -> str:
-    """Write a UUID v7 in SQL that is the same in every load; `moment` and `seed` are SQL."""
-    return (
-        f"(lpad(to_hex((extract(epoch FROM {moment}) * 1000)::bigint), 12, '0')"
-        f" || '7' || left(md5({seed}), 3) || '8' || right(md5({seed}), 15))::uuid"
-    )
-
-
-_LOAD_SESSIONS = f"""
-    INSERT INTO sessions (
-        id, anonymous_id, user_id, linked_at, signed_in_at, version, created_at,
-        last_activity_at, ip_address, user_agent, browser, os, device_type
-    )
-    SELECT {_uuid7("created_at", "'session' || n")}, {_uuid7("created_at", "'device' || n")},
-           CASE WHEN linked THEN md5('user' || n)::uuid END,
-           CASE WHEN linked THEN created_at + lasted / 2 END,
-           CASE WHEN linked THEN created_at + lasted / 2 END,
-           CASE WHEN linked THEN 2 ELSE 1 END,
-           created_at, created_at + lasted,
-           '198.51.100.0'::inet + n %% 256, user_agent, browser, os, device_type
-    FROM (
-        SELECT n, n %% 3 = 0 AS linked, lasted, %(loaded_at)s - silent - lasted AS created_at
-        FROM (
-            SELECT n, random() * interval '30 minutes' AS lasted,
-                   interval '13 minutes' + random() * interval '47 minutes' AS silent
-            FROM generate_series(1, %(sessions)s) AS n
-        ) AS spans
-    ) AS times
-    JOIN unnest(%(user_agents)s::text[], %(browsers)s::text[], %(systems)s::text[],
-                %(device_types)s::text[])
-         WITH ORDINALITY AS device (user_agent, browser, os, device_type, number)
-      ON number = 1 + n %% %(devices)s
-    ORDER BY created_at
-"""
-
-# Views follow one another; the last one lasts as long as its session.
-_LOAD_VIEWS = f"""
-    INSERT INTO property_object_views (
-        id, session_id, property_object_id, user_id, view_source, filter_snapshot, created_at,
-        last_activity_at
-    )
-    SELECT {_uuid7("opened_at", "'view' || n || ' ' || k")}, session_id,
-           md5('object' || (n * 7 + k) %% 20000)::uuid,
-           CASE WHEN opened_at >= linked_at THEN user_id END,
-           (%(view_sources)s::text[])[1 + (n + k) %% cardinality(%(view_sources)s::text[])],
-           CASE WHEN (n + k) %% 3 = 0 THEN jsonb_build_object(
-               'City', 'Tallinn', 'District', 'Põhja-Tallinn', 'Rooms', jsonb_build_array(2, 3),
-               'PriceMax', 100000 + n %% 400 * 1000, 'Sort', 'PriceAscending'
-           ) END,
-           opened_at, opened_at + lasted
-    FROM (
-        SELECT id AS session_id, user_id, linked_at, n, k,
-               created_at + k * (last_activity_at - created_at) / %(views)s AS opened_at,
-               (last_activity_at - created_at) / %(views)s AS lasted
-        FROM (
-            SELECT *, row_number() OVER (ORDER BY id) AS n FROM sessions WHERE status = 'Active'
-        ) AS numbered
-        CROSS JOIN generate_series(0, %(views)s - 1) AS k
-    ) AS times
-    ORDER BY opened_at
-"""
-
-
-# As a year's traffic leaves them; told from the backlog by their reason.
-_LOAD_CLOSED = f"""
-    WITH new AS (
-        INSERT INTO sessions (
-            id, anonymous_id, status, created_at, last_activity_at, ended_at, duration,
-            close_reason, version, user_agent, browser, os, device_type
-        )
-        SELECT {_uuid7("at", "'closed' || n")}, {_uuid7("at", "'visitor' || n")}, 'Inactive', at,
-               at + interval '5 min', at + interval '17 min', interval '5 min', 'Manual', 2,
-               'Mozilla/5.0', 'Firefox 120', 'Linux', 'Desktop'
-        FROM (
-            SELECT n, %(loaded_at)s - interval '2 hours' - n * interval '6 seconds' AS at
-            FROM generate_series(%(first)s, %(last)s) AS n
-        ) AS times
-        RETURNING id, created_at, last_activity_at, ended_at, duration
-    )
-    INSERT INTO property_object_views (
-        id, session_id, property_object_id, view_source, status, created_at, last_activity_at,
-        ended_at, duration, close_reason, version
-    )
-    SELECT id, id, md5(id::text)::uuid, 'Catalog', 'Inactive', created_at, last_activity_at,
-           ended_at, duration, 'Manual', 2
-    FROM new
-"""
-
-
-class Backlog:
-    """Due sessions, the same ones at every load.
-
-    Args:
-        sessions: How many; each has VIEWS_PER_SESSION due views.
-        closed: How many closed sessions lie beside them, with a closed view each.
-    """
-
-    def __init__(self, sessions: int, *, closed: int = 0) -> None:
-        self.sessions = sessions
-        self._closed = closed
-        self._closed_are_there = False
-        self._loaded_at = statement_time()
-        lines = _USER_AGENTS.read_text().splitlines()
-        self._devices = [identify_device(line, None) for line in lines]
-
-    def load(self) -> None:
-        """Replace all rows by the backlog, and bring the tables and the WAL to rest."""
-        with _unbounded_statements() as execute:
-            if self._closed_are_there:
-                execute("TRUNCATE outbox_messages, activity_closer_runs RESTART IDENTITY")
-                for table in ("property_object_views", "sessions"):
-                    execute(f"DELETE FROM {table} WHERE close_reason IS DISTINCT FROM 'Manual'")
-            else:
-                execute(f"TRUNCATE {', '.join(_TABLES)} RESTART IDENTITY")
-                self._load_closed(execute)
-            execute("SELECT setseed(0.5)")
-            execute(
-                _LOAD_SESSIONS,
-                loaded_at=self._loaded_at,
-                sessions=self.sessions,
-                devices=len(self._devices),
-                user_agents=[device.user_agent for device in self._devices],
-                browsers=[device.browser for device in self._devices],
-                systems=[device.os for device in self._devices],
-                device_types=[device.device_type.value for device in self._devices],
-            )
-            execute(
-                _LOAD_VIEWS,
-                views=VIEWS_PER_SESSION,
-                view_sources=[source.value for source in ViewSource],
-            )
-            execute(f"VACUUM (ANALYZE) {', '.join(_TABLES)}")
-            execute("CHECKPOINT")
-
-    def _load_closed(self, execute: Callable[..., list[Any]]) -> None:
-        for first in range(1, self._closed + 1, _CLOSED_A_STATEMENT):
-            last = min(first + _CLOSED_A_STATEMENT - 1, self._closed)
-            execute(_LOAD_CLOSED, loaded_at=self._loaded_at, first=first, last=last)
-            say(f"{last:,} closed sessions are there")
-        self._closed_are_there = self._closed > 0
 
 
 # -- the two ways ----------------------------------------------------------------------------
@@ -211,13 +56,13 @@ def run_closer(options: ActivityCloserOptions) -> None:
     """Close the backlog by a real run."""
     result = ActivityCloser(options).run()
     if result.outcome is not RunOutcome.SUCCEEDED or result.failures or result.backlog_remaining:
-        raise BenchFailed(f"The run did not do its work: {result}")
+        raise BenchFailed(f"The run left rows open: {result}")
 
 
 def run_set_based(options: ActivityCloserOptions) -> None:
-    """Close the backlog by one statement, and thereby one transaction, a unit.
+    """Close the backlog by one statement, which is one transaction, for each unit.
 
-    As in a real run, a claim starts where the last one ended.
+    As in a real run, a claim starts at the last row of the previous one.
     """
     parameters: dict[str, Any] = {
         "cutoff": statement_time() - options.inactivity_threshold,
@@ -295,7 +140,7 @@ _CLOSE_UNIT = f"""
 """
 
 
-# -- the proof that both did it --------------------------------------------------------------
+# -- the proof that both did the work --------------------------------------------------------
 
 _COUNTS = """
     SELECT
@@ -314,7 +159,7 @@ _COUNTS = """
          JOIN property_object_views AS view ON key = view.id::text WHERE topic = %(view_topic)s)
 """
 
-# Over everything but what differs from run to run.
+# Over all columns and fields that are equal in each run.
 _DIGEST = """
     SELECT sum(hashtextextended(concat_ws(
         ' ', topic, key, shard, attempts, published_at,
@@ -335,7 +180,7 @@ _EXAMPLE = """
 
 
 class Proof:
-    """Checks after every measurement that the work was done, and the same as ever before."""
+    """Checks after each measurement that the work was done, with the same result as before."""
 
     def __init__(self, sessions: int) -> None:
         views = VIEWS_PER_SESSION * sessions
@@ -345,16 +190,17 @@ class Proof:
         self._digest: Any = None
 
     def check(self, name: str) -> None:
-        """Compare rows and events with what they must be.
+        """Compare the rows and events with the expected ones.
 
-        1. All rows are Inactive, with one event each, its MessageId a UUID v7 of its own.
-        2. The four events of one linked session are alike: the same JSON, ids of the run apart.
-        3. So are all events, by a digest.
+        1. All rows are Inactive, with one event each, whose MessageId is a unique UUID v7.
+        2. The four events of one linked session equal those of the previous measurement, apart
+           from the ids of the run.
+        3. A digest compares all events in the same way.
 
         Raises:
-            BenchFailed: something is not as it must be.
+            BenchFailed: a comparison failed.
         """
-        with _unbounded_statements() as execute:
+        with unbounded_statements() as execute:
             counts = execute(
                 _COUNTS, session_topic=SessionEnded.TOPIC, view_topic=PropertyObjectViewEnded.TOPIC
             )[0]
@@ -370,27 +216,11 @@ class Proof:
 
 
 def _read_event(topic: str, headers: str, payload: str) -> tuple[str, dict[str, str], Any]:
-    """Parse an event; of the ids that each run makes anew only the shape is kept."""
+    """Parse an event, with the ids of the run reduced to their shape."""
     parsed = json.loads(headers)
     for name in ("CorrelationId", "traceparent"):
         parsed[name] = re.sub("[0-9a-f]", "x", parsed[name])
     return topic, parsed, json.loads(payload)
-
-
-@contextmanager
-def _unbounded_statements() -> Iterator[Callable[..., list[Any]]]:
-    """Give a function that runs a statement, without the connection's statement_timeout."""
-
-    def execute(statement: str, **parameters: Any) -> list[Any]:
-        cursor.execute(statement, parameters or None)
-        return cursor.fetchall() if cursor.description else []
-
-    with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = 0")
-        try:
-            yield execute
-        finally:
-            cursor.execute("RESET statement_timeout")
 
 
 # -- the bench -------------------------------------------------------------------------------
@@ -428,7 +258,7 @@ def _summarise(
 ) -> dict[str, Any]:
     """Build the result; rates are medians, spreads are (slowest - fastest) / median.
 
-    The fastest repeats are those that the rest of the machine disturbed least.
+    Other processes on the machine disturb the fastest repeats least.
     """
     return {
         "name": "closer",
@@ -479,7 +309,7 @@ def _measure_growth(
 def _measure_memory(
     arguments: argparse.Namespace, options: ActivityCloserOptions, version: str
 ) -> dict[str, Any]:
-    """Watch the resident memory of this process, from the end of the first run on."""
+    """Measure the growth of this process's resident memory after its first run."""
     backlog = Backlog(arguments.sessions)
     process = psutil.Process()
     closings = 0
@@ -503,7 +333,7 @@ def _measure_memory(
 
 
 def _options(sessions_per_transaction: int | None) -> ActivityCloserOptions:
-    """Take the default options, but for the size of a unit when one is asked for."""
+    """Return the default options, with another size of a unit if given."""
     if sessions_per_transaction is None:
         return ActivityCloserOptions()
     return ActivityCloserOptions(

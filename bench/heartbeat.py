@@ -1,9 +1,10 @@
 """The heartbeat endpoint against a no-op endpoint on the same server, and the bare statement.
 
-`make bench NAME=heartbeat` starts granian on a database of its own and sends, in turn, beats of
-many sessions, requests to an endpoint that answers at once through the same middleware, and the
-beat's SQL statement straight to PostgreSQL. The no-op is the floor of any endpoint here; the
-statement is what PostgreSQL itself could take.
+`make bench NAME=heartbeat` starts granian on a database of its own. It measures in turn:
+
+- heartbeats of many sessions;
+- requests to a no-op endpoint behind the same middleware, the floor of every endpoint;
+- the SQL statement of a heartbeat, sent straight to PostgreSQL.
 """
 
 import argparse
@@ -34,7 +35,7 @@ _USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/120.0 S
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One way for some seconds: what came back, and when."""
+    """The measurement of one way for some seconds."""
 
     per_second: float
     latencies: list[float]
@@ -46,7 +47,7 @@ class Round:
 
 
 def _make_sessions(count: int) -> list[tuple[str, str]]:
-    """Insert Active sessions; returns (SessionId, AnonymousId) of each."""
+    """Insert Active sessions; return (SessionId, AnonymousId) of each."""
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO sessions (id, anonymous_id, created_at, last_activity_at, user_agent,"
@@ -64,7 +65,7 @@ def _make_sessions(count: int) -> list[tuple[str, str]]:
 
 @contextmanager
 def _server(cpu: int | None) -> Iterator[int]:
-    """Run granian as deploy/web.sh does, without limits on beats; yields its port."""
+    """Run granian as deploy/web.sh does, without limits on heartbeats; yield its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -94,7 +95,7 @@ def _server(cpu: int | None) -> Iterator[int]:
 
 
 def _requests(path: str, sessions: list[tuple[str, str]]) -> list[bytes]:
-    """Write the requests beforehand: the load must cost little beside the server."""
+    """Build the requests beforehand, so that the load costs little beside the server."""
     requests = []
     for session_id, anonymous_id in sessions:
         body = f'{{"SessionId":"{session_id}"}}'
@@ -120,7 +121,7 @@ def _http_caller(port: int, requests: list[bytes]) -> Callable[[], Callable[[], 
         def call() -> None:
             client.sendall(next(own))
             answer = b""
-            # Head and body may come apart; every answer here ends with its JSON object.
+            # Head and body may arrive separately; every answer here ends with its JSON object.
             while not answer.endswith(b"}"):
                 answer += client.recv(4096)
             if not answer.startswith(b"HTTP/1.1 200"):
@@ -149,7 +150,7 @@ def _statement_caller(sessions: list[tuple[str, str]]) -> Callable[[], Callable[
                 "now": None,
             }
             if database.execute(EXTEND.text, parameters).fetchone() is None:
-                raise BenchFailed("A beat met no session.")
+                raise BenchFailed("A heartbeat found no session.")
 
         return call
 
@@ -157,7 +158,7 @@ def _statement_caller(sessions: list[tuple[str, str]]) -> Callable[[], Callable[
 
 
 def _run(connect: Callable[[], Callable[[], None]], *, seconds: float, connections: int) -> Round:
-    """Call from so many threads, each waiting for its answer before it calls again."""
+    """Call from some threads; each waits for its answer before it calls again."""
     latencies: list[list[float]] = [[] for _ in range(connections)]
     failures: list[BaseException] = []
     barrier = threading.Barrier(connections + 1)
@@ -171,7 +172,7 @@ def _run(connect: Callable[[], Callable[[], None]], *, seconds: float, connectio
             while (began := time.perf_counter()) < ends_at[0]:
                 call()
                 own.append(time.perf_counter() - began)
-        except BaseException as failure:  # told by the main thread
+        except BaseException as failure:  # the main thread raises it
             failures.append(failure)
             barrier.abort()
 
@@ -179,7 +180,7 @@ def _run(connect: Callable[[], Callable[[], None]], *, seconds: float, connectio
     for thread in threads:
         thread.start()
     ends_at[0] = time.perf_counter() + seconds
-    with suppress(threading.BrokenBarrierError):  # a thread failed, and has told why
+    with suppress(threading.BrokenBarrierError):  # a thread failed and recorded why
         barrier.wait()
     for thread in threads:
         thread.join()
@@ -225,8 +226,8 @@ def _result(rounds: dict[str, list[Round]]) -> dict[str, Any]:
         return round(statistics.median(done.percentile(rank) for done in rounds[name]), 2)
 
     ratios = [
-        beat.per_second / floor.per_second
-        for beat, floor in zip(rounds[HEARTBEAT], rounds[NO_OP], strict=True)
+        heartbeat.per_second / floor.per_second
+        for heartbeat, floor in zip(rounds[HEARTBEAT], rounds[NO_OP], strict=True)
     ]
     return {
         "name": "heartbeat",

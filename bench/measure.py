@@ -121,6 +121,22 @@ def own_database() -> Iterator[None]:
         _drop(own)
 
 
+@contextmanager
+def unbounded_statements() -> Iterator[Callable[..., list[Any]]]:
+    """Yield a function that runs a statement without the connection's statement_timeout."""
+
+    def execute(statement: str, **parameters: Any) -> list[Any]:
+        cursor.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+    with connection.cursor() as cursor:
+        cursor.execute("SET statement_timeout = 0")
+        try:
+            yield execute
+        finally:
+            cursor.execute("RESET statement_timeout")
+
+
 def database_url() -> str:
     """Return the URL of the database in use, for the environment of a process."""
     url = urlsplit(os.environ["DATABASE_URL"])

@@ -1,11 +1,11 @@
-"""The objectives of the job under life as it is: real beat, real worker, real threshold.
+"""The objectives of the job with a real Celery beat, a real worker and the real threshold.
 
-`make bench NAME=soak` keeps about 10,000 sessions Active for 20 minutes. Two in five of them beat
-every minute, session and view; the others have fallen silent, at moments spread over the
-threshold, so that closings happen all the time. Devices that leave are replaced by new ones, with
-3 views each. Calls go to the services in this process; the ticks are Celery's.
+`make bench NAME=soak` keeps about 10,000 sessions Active for 20 minutes. Two in five of them send
+heartbeats every minute, for the session and for a view. The others are silent since moments spread
+over the threshold, so closings happen all the time. A new device with 3 views replaces each device
+that leaves. This process calls the services; Celery beat sends the ticks.
 
-Afterwards PostgreSQL tells what was closed when; every row at most once, with one event.
+The result comes from PostgreSQL: when each row closed, and that it closed once, with one event.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from views.services import extend_view, open_view
 _DEVICE = identify_device("Mozilla/5.0 (X11; Linux x86_64) Firefox/120.0", None)
 _LIVE_PART = 0.4
 _VIEWS = 3
-_BEAT_SECONDS = 60.0
+_HEARTBEAT_SECONDS = 60.0
 
 _LOAD_SILENT = """
     WITH made AS (
@@ -83,7 +83,7 @@ _DOUBLES = """
 
 @dataclass(order=True)
 class _Visitor:
-    """A device that beats until it leaves."""
+    """A device that sends heartbeats until it leaves."""
 
     due: float
     leaves_at: float = field(compare=False)
@@ -92,7 +92,7 @@ class _Visitor:
     view_id: UUID | None = field(compare=False, default=None)
 
     def act(self) -> None:
-        """Arrive with its views, or beat the session and the view it is at."""
+        """Start a session with its views, or send heartbeats of the session and the last view."""
         if self.session_id is None:
             started = start_session(anonymous_id=self.anonymous_id, user_id=None, device=_DEVICE)
             self.session_id = started.session.session_id
@@ -106,22 +106,22 @@ class _Visitor:
                     filter_snapshot=None,
                 ).view_id
             return
-        beat = record_heartbeat(
+        heartbeat = record_heartbeat(
             session_id=self.session_id,
             anonymous_id=self.anonymous_id,
             device=_DEVICE,
         )
-        if beat.restarted or self.view_id is None:
-            raise BenchFailed("A session that beats was closed.")
+        if heartbeat.restarted or self.view_id is None:
+            raise BenchFailed("A session with heartbeats was closed.")
         if not extend_view(view_id=self.view_id, anonymous_id=self.anonymous_id):
-            raise BenchFailed("A view that beats was closed.")
+            raise BenchFailed("A view with heartbeats was closed.")
 
 
 class _Crowd:
     """Visitors, their calls in order of time, shared by some threads.
 
     Args:
-        size: How many beat at any time.
+        size: How many devices are live at any time.
         life: Mean seconds of a visit.
     """
 
@@ -131,7 +131,7 @@ class _Crowd:
         self._random = random.Random(0)
         now = time.monotonic()
         self._visitors = [
-            self._arrival(now + self._random.random() * _BEAT_SECONDS) for _ in range(size)
+            self._arrival(now + self._random.random() * _HEARTBEAT_SECONDS) for _ in range(size)
         ]
         heapq.heapify(self._visitors)
         self.latencies: list[float] = []
@@ -154,10 +154,10 @@ class _Crowd:
                 began = time.monotonic()
                 visitor.act()
                 ended = time.monotonic()
-                visitor.due += _BEAT_SECONDS
+                visitor.due += _HEARTBEAT_SECONDS
                 with self._lock:
                     self.latencies.append(ended - began)
-                    self.late.append(began - (visitor.due - _BEAT_SECONDS))
+                    self.late.append(began - (visitor.due - _HEARTBEAT_SECONDS))
                     if visitor.due > visitor.leaves_at:
                         visitor = self._arrival(visitor.leaves_at)
                     heapq.heappush(self._visitors, visitor)
@@ -169,7 +169,7 @@ class _Crowd:
 
 @contextmanager
 def _celery(folder: Path, workers: int) -> Iterator[None]:
-    """Run beat and workers of the closer as an operator does."""
+    """Run Celery beat and workers of the closer as an operator does."""
     celery = [str(Path(sys.executable).parent / "celery"), "-A", "pinactivity.celery"]
     worker = [*celery, "worker", "--pool", "threads", "--queues", "closer", "--concurrency", "1"]
     commands = [[*celery, "beat", "--schedule", str(folder / "schedule"), "--pidfile="]]
@@ -185,7 +185,7 @@ def _celery(folder: Path, workers: int) -> Iterator[None]:
     try:
         yield
         if any(process.poll() is not None for process in processes):
-            raise BenchFailed("Beat or a worker ended.")
+            raise BenchFailed("Celery beat or a worker ended.")
     finally:
         for process in processes:
             process.terminate()
@@ -208,7 +208,7 @@ def main() -> None:
     threshold = settings.ACTIVITY_CLOSER.inactivity_threshold
     live = int(options.sessions * _LIVE_PART)
     silent = options.sessions - live
-    # As many leave within the threshold as are silent at any time.
+    # Within the threshold as many devices leave as are silent at any time.
     crowd_life = live * threshold.total_seconds() / silent
     oldest: list[float] = []
     active: list[int] = []

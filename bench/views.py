@@ -1,12 +1,12 @@
-"""Opening and beating views through the service against bare SQL that does the same.
+"""The services that open and extend views against bare SQL that does the same.
 
-`make bench NAME=views` opens a view in each of 1,500 sessions, then beats a view in each, by
+`make bench NAME=views` opens a view in each of 1,500 sessions, then extends a view in each, by
 
 - `views.services.open_view` and `extend_view`, in turn with
-- the same statements, prepared, straight from psycopg: no Django between.
+- the same prepared statements, sent by psycopg without Django.
 
-All from one connection, a call after the other, so that the ratio is of the work of a call and not
-of the machine's cores. What comes before a service (HTTP, tokens, limits) is in bench/heartbeat.py.
+One connection sends one call after the other. So the ratio compares the work of a call, not the
+use of the cores. bench/heartbeat.py measures what comes before a service: HTTP, tokens, limits.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _SNAPSHOT = {"City": "Tallinn", "Rooms": [2, 3], "PriceMax": 250_000, "Sort": "P
 
 
 class Visits:
-    """As many devices, each with an Active session, and for beats with an Active view."""
+    """Devices, each with an Active session, and for heartbeats with an Active view."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -80,7 +80,7 @@ class Visits:
             cursor.execute("CHECKPOINT")
 
     def check(self, name: str) -> None:
-        """Hold every device to one Active view, and its session to that view's last activity.
+        """Check that each device has one Active view, and its session that view's last activity.
 
         Raises:
             BenchFailed: the work was not done.
@@ -109,7 +109,7 @@ class Visits:
                 filter_snapshot=_SNAPSHOT,
             )
 
-    def beat(self) -> None:
+    def extend(self) -> None:
         for view_id, anonymous_id in self.views:
             extend_view(view_id=view_id, anonymous_id=anonymous_id)
 
@@ -129,7 +129,7 @@ class Visits:
             }
             database.execute(OPEN.text, parameters, prepare=True).fetchone()
 
-    def beat_bare(self, database: psycopg.Connection[Any]) -> None:
+    def extend_bare(self, database: psycopg.Connection[Any]) -> None:
         for view_id, anonymous_id in self.views:
             parameters = {
                 "id": view_id,
@@ -141,7 +141,7 @@ class Visits:
 
 
 def connect_bare() -> psycopg.Connection[Any]:
-    """Connect as Django does, without what Django adds to psycopg."""
+    """Connect with Django's parameters, without its additions to psycopg."""
     parameters = connection.get_connection_params()
     for name in ("context", "cursor_factory", "prepare_threshold"):
         parameters.pop(name, None)
@@ -149,7 +149,7 @@ def connect_bare() -> psycopg.Connection[Any]:
 
 
 def count_statements(call: Callable[[], None]) -> int:
-    """Count what a call sends, BEGIN and COMMIT too where there are any."""
+    """Count the statements of a call, including BEGIN and COMMIT."""
     with CaptureQueriesContext(connection) as captured:
         call()
     return len(captured)
@@ -165,7 +165,7 @@ def main() -> None:
         one.make_sessions()
         statements = {"open": count_statements(one.open)}
         one.make_views()
-        statements["beat"] = count_statements(one.beat)
+        statements["extend"] = count_statements(one.extend)
         say("opening")
         opened = interleave(
             {SERVICE: visits.open, BARE: lambda: visits.open_bare(database)},
@@ -174,9 +174,9 @@ def main() -> None:
             prepare=visits.make_sessions,
             check=visits.check,
         )
-        say("beating")
-        beaten = interleave(
-            {SERVICE: visits.beat, BARE: lambda: visits.beat_bare(database)},
+        say("extending")
+        extended = interleave(
+            {SERVICE: visits.extend, BARE: lambda: visits.extend_bare(database)},
             work=visits.count,
             repeats=arguments.repeats,
             prepare=visits.make_views,
@@ -186,7 +186,7 @@ def main() -> None:
         {
             "name": "views",
             **_summarise("open", opened, statements["open"]),
-            **_summarise("beat", beaten, statements["beat"]),
+            **_summarise("extend", extended, statements["extend"]),
             "sessions": arguments.sessions,
             "repeats": arguments.repeats,
         }

@@ -55,13 +55,13 @@ class SessionAdmin(CloseNowAdmin):
     readonly_fields = ("path", "events")
 
     def get_fields(self, request: HttpRequest, obj: Session | None = None) -> Any:
-        """Show address and User-Agent only to whom the permission was given (section 13)."""
+        """Show address and User-Agent only to staff with the permission (section 13)."""
         if request.user.has_perm("activity_sessions.view_device_address"):
             return (*self.fields[:-2], ("ip_address", "user_agent"), *self.fields[-2:])
         return self.fields
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
-        """Refuse to filter by what may not be seen: `?ip_address__startswith=` would tell it."""
+        """Refuse a filter by a hidden column: `?ip_address__startswith=` would reveal it."""
         hidden = lookup.split("__", maxsplit=1)[0] in {"ip_address", "user_agent"}
         return not hidden and super().lookup_allowed(lookup, value, request)
 

@@ -44,10 +44,10 @@ def calling_device(request: Request) -> Device:
 
 
 def restarting_user(request: Request, device: Device) -> UUID | None:
-    """Count a restart as a start, and return the user whose session it is to be.
+    """Count a restart as a start, and return the user of the new session.
 
     Raises:
-        RateLimited: heartbeats with new ids are starts, and as limited as those.
+        RateLimited: the limit of starts is reached. Heartbeats with unknown ids count as starts.
     """
     limit_start(address=device.ip_address)
     return optional_user(request)

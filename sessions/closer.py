@@ -1,13 +1,13 @@
-"""The ActivityCloserJob: closes what fell silent (specification of the job; design, section 7).
+"""The ActivityCloserJob: closes silent sessions and views (its specification; design, section 7).
 
-A run reads the cutoff once, then works in two phases, views before sessions:
+A run computes the cutoff once, then works in two phases, views before sessions:
 
-A. hanging views, one transaction a batch;
-B. expired sessions with the views they still have, `unit_size` sessions a transaction.
+A. silent views of live sessions, one batch a transaction;
+B. silent sessions with their open views, `unit_size` sessions a transaction.
 
 A transaction claims the oldest due rows by `select_for_update(skip_locked=True)`, closes them,
-writes their events and commits. Nothing is remembered between runs: progress is the rows' own
-status. So two workers, a redelivered tick or a kill -9 anywhere close each row once.
+writes their events and commits. A run keeps no state for the next one: a row's status shows
+whether it is done. So each row closes once, whatever runs twice, runs late or is killed.
 """
 
 import time
@@ -46,23 +46,24 @@ from views.models import PropertyObjectView
 log = structlog.get_logger(__name__)
 
 _CONNECTION_SETTINGS = {
-    # One hung holder of one view must not keep a unit, nor the heartbeats that wait for it.
+    # A hung transaction that has locked one view must not block a whole unit, nor the heartbeats
+    # that wait for its sessions.
     "lock_timeout": "1s",
-    # Every row is found by an index, a unit's at once. PostgreSQL otherwise takes plans that read
-    # all sessions, or all that are Active, for each unit: the more there are, the slower.
+    # Force index scans. Otherwise PostgreSQL may choose plans that read all sessions, or all
+    # Active ones, for each unit. Such a run slows down as the tables grow.
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-"""While a run works, and while it counts."""
+"""Settings of the connection during a run and during its final count."""
 _BACKLOG_COUNTED_TO = 100_000
 _RUNS_KEPT = timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityCloserResult:
-    """What a run did. `failures`: rows set aside after an error, plus the error that ended it."""
+    """The totals of a run. `failures`: rows set aside, plus the error that ended the run."""
 
     run_id: UUID
     outcome: RunOutcome
@@ -99,7 +100,7 @@ class _RunState:
 
 @dataclass(slots=True)
 class _BatchLog:
-    """Counts up to BatchSize rows for one line `batch processed`, whatever the units' size."""
+    """Sums units up to BatchSize rows, then logs one line `batch processed`."""
 
     phase: str
     size: int
@@ -151,7 +152,7 @@ class ActivityCloser:
         )
 
     def run(self, *, now: datetime | None = None) -> ActivityCloserResult:
-        """Close everything that is silent for longer than the threshold.
+        """Close every row that is silent for longer than the threshold.
 
         An exception never leaves this method: it is logged, counted and reported by the outcome.
 
@@ -199,7 +200,7 @@ class ActivityCloser:
 
     @contextmanager
     def _admitted(self, *, live: bool) -> Iterator[None]:
-        """Keep out of a replay, and of another run where only one instance may work."""
+        """Skip the run during a replay, or beside another run where only one instance may work."""
         with ExitStack() as locks:
             if live and not locks.enter_context(advisory_lock(REPLAY, shared=True)):
                 raise _RunEnded(RunOutcome.SKIPPED)
@@ -223,7 +224,7 @@ class ActivityCloser:
         return _RunState(run_id, cutoff, now, deadline)
 
     def _finish(self, run: _RunState, outcome: RunOutcome, *, live: bool) -> int | None:
-        """Count what is left and complete the run's row; the database may be away."""
+        """Count the backlog and complete the run's row; log an error of the database."""
         try:
             with _connection_set_up():
                 backlog = _count_backlog(run.cutoff)
@@ -249,8 +250,8 @@ class ActivityCloser:
     def _close_due(self, phase: _Phase, run: _RunState) -> None:
         """Claim and close units until a claim is not full.
 
-        A unit that fails is tried again row by row, so that only the row at fault stays
-        Active. A unit that meets the statement timeout is tried again in halves.
+        A failed unit is retried row by row, so that only the failing row stays Active.
+        A unit that exceeds the statement timeout is retried in halves.
 
         Raises:
             _RunEnded: cancelled, or out of time.
@@ -279,33 +280,34 @@ class ActivityCloser:
                     continue
                 if not claimed:
                     if sqlstate(exc) == LOCK_TIMEOUT:
-                        return  # somebody has locked the whole table: the next tick asks again
+                        return  # another session has locked the whole table; the next tick retries
                     raise
                 closed = self._close_one_by_one(phase, run, claimed, exc)
             batch.add(len(claimed), closed)
             if len(claimed) < unit:
                 return
-            # What was skipped as locked lies behind and waits for the next tick. Reading on
-            # from here spares the dead entries of the rows just closed (held xmin).
+            # Continue behind the last claimed row. This skips the index entries of closed rows,
+            # which PostgreSQL cannot remove while an old transaction is open. Rows that were
+            # skipped as locked are left to the next tick.
             since = claimed[-1][1]
 
     def _close_one_by_one(
-        self, phase: _Phase, run: _RunState, failed: list[tuple[UUID, datetime]], fault: Exception
+        self, phase: _Phase, run: _RunState, failed: list[tuple[UUID, datetime]], error: Exception
     ) -> int:
-        """Close the rows of a failed unit, each in a transaction; set aside those at fault."""
+        """Close the rows of a failed unit, each in a transaction; set aside those that fail."""
         if len(failed) == 1:
-            _set_aside(phase, run, failed[0][0], fault)
+            _set_aside(phase, run, failed[0][0], error)
             return 0
-        _log_unit_failed(phase, len(failed), fault)
+        _log_unit_failed(phase, len(failed), error)
         closed = 0
         for row_id, _ in failed:
             self._check_end(run)
             try:
                 closed += self._close_unit(phase, run, [], row_id=row_id, limit=1)
-            except Exception as row_fault:
-                if is_storage_error(row_fault):
+            except Exception as exc:
+                if is_storage_error(exc):
                     raise
-                _set_aside(phase, run, row_id, row_fault)
+                _set_aside(phase, run, row_id, exc)
         return closed
 
     def _close_unit(
@@ -321,10 +323,9 @@ class ActivityCloser:
         """Claim up to `limit` due rows, close them and commit.
 
         Args:
-            claimed: Filled with (id, LastActivityAt) of the claim, for the caller to know
-                them when this raises.
+            claimed: Receives (id, LastActivityAt) of the claimed rows, also when this raises.
             since: Only rows whose LastActivityAt is not before it.
-            row_id: Only this row, by the full predicate again: it may have been revived.
+            row_id: Only this row, if it is still due: a heartbeat may have extended it.
 
         Returns:
             How many of the claimed rows were closed.
@@ -368,7 +369,7 @@ def _connection_set_up() -> Iterator[None]:
     try:
         yield
     finally:
-        # On a lost connection there is nothing to reset.
+        # A lost connection has nothing to reset.
         if connection.is_usable():
             with connection.cursor() as cursor:
                 cursor.execute(";".join(f"RESET {name}" for name in _CONNECTION_SETTINGS))
@@ -382,22 +383,22 @@ def _count_backlog(cutoff: datetime) -> int:
     return counted
 
 
-def _set_aside(phase: _Phase, run: _RunState, row_id: UUID, fault: Exception) -> None:
-    """Leave a row to the next tick, for the rest of this run."""
+def _set_aside(phase: _Phase, run: _RunState, row_id: UUID, error: Exception) -> None:
+    """Exclude a row from the rest of this run; the next tick retries it."""
     run.set_aside.append(row_id)
-    item = {"id": str(row_id), "type": phase.row_type, **describe_error(fault)}
-    if sqlstate(fault) == LOCK_TIMEOUT:
-        log.info("item busy", **item)  # someone holds it for long: no error
+    item = {"id": str(row_id), "type": phase.row_type, **describe_error(error)}
+    if sqlstate(error) == LOCK_TIMEOUT:
+        log.info("item busy", **item)  # a long transaction has locked it: not an error
         return
     run.failures += 1
     metrics.CLOSER_ERRORS.inc()
     log.error("item failed", **item)
 
 
-def _log_unit_failed(phase: _Phase, rows: int, fault: Exception) -> None:
-    if sqlstate(fault) != LOCK_TIMEOUT:
+def _log_unit_failed(phase: _Phase, rows: int, error: Exception) -> None:
+    if sqlstate(error) != LOCK_TIMEOUT:
         metrics.CLOSER_ERRORS.inc()
-    log.warning("unit failed", phase=phase.name, rows=rows, **describe_error(fault))
+    log.warning("unit failed", phase=phase.name, rows=rows, **describe_error(error))
 
 
 def _report(result: ActivityCloserResult) -> None:

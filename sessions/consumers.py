@@ -1,4 +1,4 @@
-"""Identity's sign-ins, which link a device's session as the front end's call does (A4)."""
+"""Identity's sign-ins: they link a device's session, as the front end's call does (A4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class SignedInHandler:
     """Handles `{UserId, AnonymousId?, SignedInAt}`, one transaction a message."""
 
     def decode(self, record: Record) -> SignIn | None:
-        """Read a sign-in; None without an AnonymousId: it is about no device of ours.
+        """Read a sign-in; None without an AnonymousId, which names the device.
 
         Raises:
-            Poison: UserId or SignedInAt missing; an id nil or no id; SignedInAt no time.
+            Poison: UserId or SignedInAt is missing; an id is nil or invalid; SignedInAt is no time.
         """
         payload = Payload(record)
         user_id, signed_in_at = payload.id("UserId"), payload.time("SignedInAt")
@@ -41,10 +41,10 @@ class SignedInHandler:
         return SignIn(user_id, payload.id("AnonymousId"), signed_in_at)
 
     def flush(self, entries: Sequence[Entry[SignIn]]) -> None:
-        """Link; a device without an Active session is skipped and counted, as is a late event.
+        """Link sessions; count and skip late events and devices without an Active session.
 
         Raises:
-            Poison: SignedInAt lies more than an hour ahead of the database's clock.
+            Poison: SignedInAt is more than an hour ahead of the database's clock.
         """
         for entry in entries:
             sign_in = entry.row
@@ -61,7 +61,7 @@ class SignedInHandler:
             SIGN_INS.labels(_SOURCE, outcome).inc()
 
     def close(self) -> None:
-        """Give up nothing."""
+        """Do nothing: the handler has no resources."""
 
 
 register(

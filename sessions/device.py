@@ -1,4 +1,4 @@
-"""What a User-Agent says of a device."""
+"""Browser, system and type of a device, from its User-Agent."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +17,7 @@ class DeviceType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device of a session: never leaves PostgreSQL but for browser, os and type."""
+    """The device of a session. Only browser, os and type may leave PostgreSQL."""
 
     user_agent: str
     ip_address: str | None
@@ -68,7 +68,7 @@ def _classify(user_agent: str, family: str, system: str) -> DeviceType:
     if "iPad" in family or "Tablet" in user_agent.replace("Tablet PC", "") or "Kindle" in family:
         return DeviceType.TABLET
     if system == "Android":
-        # Google's own rule: a phone says Mobile, a tablet does not.
+        # Google's rule: only a phone's User-Agent contains Mobile.
         return DeviceType.MOBILE if "Mobile" in user_agent else DeviceType.TABLET
     if any(phone in family or phone in user_agent for phone in _PHONES):
         return DeviceType.MOBILE

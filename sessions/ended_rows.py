@@ -1,7 +1,6 @@
-"""What the end of a row means, for a session and for a view alike (INV-SES-005, INV-LV-004).
+"""The SQL that ends a row, for sessions and for views (INV-SES-005, INV-LV-004).
 
-Only `sessions/transitions.py` and `views/closing.py` build statements of this, and nothing else
-writes Inactive.
+Only `sessions/transitions.py` and `views/closing.py` use it, and only they write Inactive.
 """
 
 from collections.abc import Sequence
@@ -18,13 +17,13 @@ from sessions.lifecycle import CloseReason
 Event = TypeVar("Event")
 
 NOT_INACTIVE = "row.status <> 'Inactive'"
-"""States that a row named by its id, or by its session's, is Active. There are only two states.
-Said this way, the partial indexes on activity are out of the question. With outdated statistics
-PostgreSQL would otherwise read all that is Active for each unit of a closing."""
+"""True for an Active row; there are only two states. PostgreSQL cannot use the partial indexes on
+activity for this predicate. With outdated statistics it would otherwise choose such an index, and
+read all Active rows for each unit instead of the rows that the ids name."""
 
-# Raw SQL: UPDATE .. RETURNING gives the events' facts in the statement that makes them true, as
-# the text that the events hold. Making that text in Python took half of the closer's time
-# (docs/adr/0002).
+# Raw SQL: UPDATE .. RETURNING returns the events' facts from the statement that makes them true.
+# PostgreSQL formats them as the text of the events, because formatting in Python took half of the
+# closer's time (docs/adr/0002).
 SET_ENDED = """
     status = 'Inactive', ended_at = greatest(%(ended_at)s, row.last_activity_at),
     duration = row.last_activity_at - row.created_at, close_reason = %(reason)s,
@@ -40,7 +39,7 @@ EVENT_FACTS = f"""
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What one call closed."""
+    """The totals of one call."""
 
     sessions: int = 0
     views: int = 0
@@ -50,7 +49,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class EndedRows(Generic[Event]):
-    """What one statement ended: the rows' events and their lags in seconds."""
+    """The events of the rows that one statement ended, and their lags in seconds."""
 
     events: list[Event] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
@@ -59,7 +58,7 @@ class EndedRows(Generic[Event]):
 def end_rows(
     statement: str, ids: Sequence[Id], *, reason: CloseReason, ended_at: datetime
 ) -> list[tuple[Any, ...]]:
-    """Run a statement that ends rows by their ids; return what it returns of each."""
+    """Run a statement that ends rows by their ids; return the rows of its RETURNING."""
     if not ids:
         return []
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""The lifecycle of sessions and views: plain decisions, `now` is an argument."""
+"""The lifecycle of sessions and views: pure decisions, with `now` as an argument."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,7 +17,7 @@ class CloseReason(StrEnum):
     SWITCHED = "Switched"
     """Another user signed in on the device (INV-SES-002)."""
     ABANDONED = "Abandoned"
-    """Silent for more than twice the threshold, and touched before the closer came."""
+    """Silent for more than twice the threshold, and touched before the closer closed it."""
     MANUAL = "Manual"
     """Support staff closed it."""
 
@@ -28,19 +28,19 @@ def duration_seconds(created_at: datetime, last_activity_at: datetime) -> int:
 
 
 class RunOutcome(StrEnum):
-    """How a run of the ActivityCloserJob ended."""
+    """How a run of the closer or of retention ended."""
 
     RUNNING = "Running"
     """Not ended yet, or its process died."""
     SUCCEEDED = "Succeeded"
     CANCELLED = "Cancelled"
-    """The worker is shutting down; the next tick takes the rest."""
+    """The worker shut down; the next tick does the rest."""
     OUT_OF_TIME = "OutOfTime"
-    """MaxRunDuration is over; the next tick takes the rest."""
+    """The run reached MaxRunDuration; the next tick does the rest."""
     FAILED = "Failed"
     """The database was lost, or nothing could be claimed."""
     SKIPPED = "Skipped"
-    """Another run holds SINGLE_INSTANCE, or a replay is under way."""
+    """Another run has the SINGLE_INSTANCE lock, or a replay is running."""
 
 
 class LinkOutcome(StrEnum):
@@ -49,16 +49,16 @@ class LinkOutcome(StrEnum):
     LINKED = "Linked"
     """It had no user."""
     ALREADY_LINKED = "AlreadyLinked"
-    """It is this user's: nothing happens, and there is no event."""
+    """It is this user's: the row stays, and there is no event."""
     SWITCHED = "Switched"
-    """It is another user's: it closes, and a new one is born linked."""
+    """It is another user's: it closes, and a new linked session starts."""
     STALE = "Stale"
-    """A late sign-in event, older than what the session rests on: skipped."""
+    """A late event, older than the sign-in that the link is based on: skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """What of an Active session decides over a sign-in."""
+    """The fields of an Active session that decide what a sign-in does."""
 
     user_id: UUID | None
     created_at: datetime
@@ -66,7 +66,7 @@ class LinkState:
 
 
 CLOCK_TOLERANCE = timedelta(minutes=1)
-"""How far before a session's start a sign-in may lie and still be about it (identity's clock)."""
+"""How far before a session's start a sign-in may be and still link it: clocks differ."""
 
 
 def decide_link(
@@ -74,14 +74,14 @@ def decide_link(
 ) -> LinkOutcome:
     """Decide what a sign-in of `user_id` at `signed_in_at` does (design, section 5).
 
-    A late event must not undo a newer truth: in any order and with any duplication, sign-in
-    events end in the state of the newest.
+    A late event never undoes a newer one: in any order and with any duplication, sign-in events
+    leave the state of the newest.
 
     Args:
-        state: Of the device's Active session, read under its lock.
+        state: The device's Active session, read under its lock.
         user_id: Who signed in.
-        signed_in_at: When, by identity for an event, by the database's clock for the API.
-        may_be_late: True for events; a call of the API is about now.
+        signed_in_at: By identity's clock for an event, by the database's clock for the API.
+        may_be_late: True for events; a call of the API happens now.
     """
     if state.user_id == user_id:
         return LinkOutcome.ALREADY_LINKED

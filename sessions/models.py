@@ -17,12 +17,12 @@ from sessions.querysets import ActivityQuerySet
 
 
 def choices(enum: type[Enum]) -> list[tuple[str, str]]:
-    """Give the members of a plain enum of strings to a field."""
+    """Return the members of a string enum as choices of a field."""
     return [(member.value, member.value) for member in enum]
 
 
 def status_fields_agree() -> Q:
-    """State the rule that binds a status to its fields: Active <=> nothing of the end is set."""
+    """Return the rule that binds a status to its fields: Active if and only if no end is set."""
     return Q(
         status=Status.ACTIVE.value,
         ended_at__isnull=True,
@@ -38,10 +38,9 @@ def status_fields_agree() -> Q:
 
 @dataclass(frozen=True, slots=True)
 class TouchedSession:
-    """An Active session as the statement that extended or made it left it.
+    """An Active session, as returned by the statement that extended or inserted it.
 
-    `moment` is the time of that statement, never after `last_activity_at` nor before
-    `created_at`: what happens in the session now happens then.
+    `moment` is the time of that statement, at least `created_at`, at most `last_activity_at`.
     """
 
     session_id: UUID
@@ -51,14 +50,14 @@ class TouchedSession:
 
 
 class SessionQuerySet(ActivityQuerySet["Session"]):
-    """Sessions: due, active, claimed."""
+    """Sessions, with the filters and the claim of ActivityQuerySet."""
 
 
 _SessionManager = models.Manager.from_queryset(SessionQuerySet)
 
 
 class SessionManager(_SessionManager["Session"]):
-    """The statements on one session; on the manager, since a heartbeat needs no queryset."""
+    """The statements on one session. They need no queryset, so they are the manager's."""
 
     def extend(
         self,
@@ -70,8 +69,8 @@ class SessionManager(_SessionManager["Session"]):
     ) -> TouchedSession | None:
         """Move LastActivityAt of the device's Active session forward (INV-SES-003).
 
-        One conditional update without a load: the predicate decides, and the statement's
-        time is the database's. An abandoned session is left as it is.
+        This is one conditional update without a read before it, at the database's time.
+        An abandoned session stays as it is.
 
         Returns:
             The session, or None when no row matched: closed, abandoned, unknown or foreign.
@@ -97,12 +96,12 @@ class SessionManager(_SessionManager["Session"]):
     ) -> tuple[TouchedSession, bool] | None:
         """Insert the device's Active session, or extend the one it has (INV-SES-001).
 
-        One statement, so that parallel first starts wait for each other in the unique index
-        instead of failing in it. With a user a new session is born linked.
+        This is one statement: parallel first starts wait for each other at the unique index
+        instead of violating it. A user links the new session from its beginning.
 
         Returns:
             The session and whether it is new; None when the device's Active session is
-            abandoned. That row is locked then, until the transaction ends.
+            abandoned, whose row then stays locked until the transaction ends.
         """
         proposed = new_id()
         parameters: dict[str, Any] = {
@@ -166,7 +165,7 @@ class Session(models.Model):
             models.Index(fields=["anonymous_id", "-created_at"], name="ix_sessions_anonymous"),
             models.Index(
                 fields=["user_id", "-created_at"],
-                # For views/selectors.py, which asks this of all sessions of a user.
+                # views/selectors.py reads these columns of all sessions of a user.
                 include=["last_activity_at", "id"],
                 name="ix_sessions_user",
                 condition=Q(user_id__isnull=False),
@@ -240,8 +239,8 @@ class ActivityCloserRun(models.Model):
         return str(self.id)
 
 
-# Raw SQL, because Django has neither UPDATE .. RETURNING nor ON CONFLICT .. DO UPDATE .. WHERE,
-# and a load before the write would be a race (INV-SES-001, INV-SES-003).
+# Raw SQL: Django has neither UPDATE .. RETURNING nor ON CONFLICT .. DO UPDATE .. WHERE.
+# A read before the write would be a race (INV-SES-001, INV-SES-003).
 _NOW = "coalesce(%(now)s, statement_timestamp())"
 _ALIVE = f"sessions.last_activity_at >= {_NOW} - %(abandoned_after)s::interval"
 _FORWARD = f"greatest(sessions.last_activity_at, {_NOW})"

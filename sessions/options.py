@@ -26,21 +26,21 @@ class ActivityCloserOptions:
     single_instance: bool = False
 
     def __post_init__(self) -> None:
-        faults: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         if not 10 * _MINUTE <= self.inactivity_threshold <= 15 * _MINUTE:
-            faults["inactivity_threshold"] = "Must be from 00:10:00 to 00:15:00."
+            reasons["inactivity_threshold"] = "Must be from 00:10:00 to 00:15:00."
         if not timedelta(seconds=1) <= self.polling_interval <= 10 * _MINUTE:
-            faults["polling_interval"] = "Must be from 00:00:01 to 00:10:00."
+            reasons["polling_interval"] = "Must be from 00:00:01 to 00:10:00."
         if self.batch_size <= 0:
-            faults["batch_size"] = "Must be greater than 0."
+            reasons["batch_size"] = "Must be greater than 0."
         if self.max_run_duration <= timedelta(0):
-            faults["max_run_duration"] = "Must be longer than 00:00:00."
+            reasons["max_run_duration"] = "Must be longer than 00:00:00."
         if self.sessions_per_transaction is not None and not (
             1 <= self.sessions_per_transaction <= max(self.batch_size, 1)
         ):
-            faults["sessions_per_transaction"] = "Must be from 1 to the batch size."
-        if faults:
-            raise InvalidOptions(faults)
+            reasons["sessions_per_transaction"] = "Must be from 1 to the batch size."
+        if reasons:
+            raise InvalidOptions(reasons)
 
     @property
     def unit_size(self) -> int:
@@ -63,14 +63,14 @@ class ActivityRetentionOptions:
 
     age: timedelta = 365 * _DAY
     """How long ago a session must have ended. At least 90 days: until then the statistics may
-    still wait for the events of its views (docs/adr/0008)."""
+    not have counted all events of its views (docs/adr/0008)."""
     max_run_duration: timedelta = 5 * _MINUTE
 
     def __post_init__(self) -> None:
-        faults: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         if not 90 * _DAY <= self.age <= 3650 * _DAY:
-            faults["age"] = "Must be from 90.00:00:00 to 3650.00:00:00."
+            reasons["age"] = "Must be from 90.00:00:00 to 3650.00:00:00."
         if not timedelta(0) < self.max_run_duration <= 60 * _MINUTE:
-            faults["max_run_duration"] = "Must be longer than 00:00:00, at most 01:00:00."
-        if faults:
-            raise InvalidOptions(faults)
+            reasons["max_run_duration"] = "Must be longer than 00:00:00, at most 01:00:00."
+        if reasons:
+            raise InvalidOptions(reasons)

@@ -1,4 +1,4 @@
-"""What one asks of rows that have a LastActivityAt and a status: sessions, and views."""
+"""Queries on rows that have a LastActivityAt and a status: sessions and views."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -32,10 +32,10 @@ class ActivityQuerySet(models.QuerySet[Row_co]):
         row_id: UUID | None = None,
         set_aside: Collection[UUID] = (),
     ) -> list[tuple[UUID, datetime]]:
-        """Lock due rows that nobody else has locked, until the transaction ends.
+        """Lock due rows until the transaction ends, skipping rows that are locked already.
 
         Args:
-            cutoff: As of `due`.
+            cutoff: As in `due`.
             limit: The most rows to lock.
             since: Only rows whose LastActivityAt is not before it.
             row_id: Only this row, if it is still due.

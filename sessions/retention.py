@@ -1,8 +1,8 @@
-"""The ActivityRetentionJob: deletes what ended long ago (design, section 7).
+"""The ActivityRetentionJob: deletes sessions that ended long ago (design, section 7).
 
-A transaction claims the sessions that ended first, deletes their views, then them. What the views
-add to the statistics stays behind in `purged_*`. Nothing is remembered between runs: what is still
-there is taken by the next.
+A transaction claims the sessions that ended first, deletes their views, then the sessions. The
+totals of the deleted views are added to `purged_*` of the statistics. A run keeps no state for the
+next one.
 """
 
 import time
@@ -30,12 +30,12 @@ for _outcome in RunOutcome:  # at 0: Prometheus sees no increase in a series tha
     metrics.RETENTION_RUNS.labels(_outcome.value)
 
 _BATCH = 500
-"""Sessions in one transaction. Nobody waits for their rows, but for those of the statistics."""
+"""Sessions in one transaction. It bounds how long consumers wait for rows of the statistics."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityRetentionResult:
-    """What a run did. `failures`: sessions left after an error, plus the error that ended it."""
+    """The totals of a run. `failures`: sessions skipped, plus the error that ended the run."""
 
     outcome: RunOutcome
     deleted_sessions: int
@@ -111,8 +111,8 @@ class ActivityRetention:
     def _run(self, run: _RetentionRun, now: datetime | None) -> RunOutcome:
         """Delete batches until a claim is not full.
 
-        A batch that fails is tried again in halves, down to the session at fault, which is left
-        behind. A batch that exceeds the statement timeout is halved too.
+        A failed batch, or one that exceeds the statement timeout, is retried in halves, down to
+        the one session that fails. The run skips that session.
 
         Raises:
             Exception: the database is lost or cannot write.
@@ -154,8 +154,7 @@ def _delete_batch(
     """Claim sessions, delete their views and them, and commit.
 
     Args:
-        claimed: Filled with (EndedAt, id) of the claim, for the caller to know them when
-            this raises.
+        claimed: Receives (EndedAt, id) of the claimed sessions, also when this raises.
     """
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(
@@ -180,8 +179,8 @@ def _delete_batch(
     metrics.RETENTION_VIEWS_DELETED.inc(views)
 
 
-# The id holds the time at which a row was made. A replay makes today what ended long ago by its
-# own clock: the events of such views may still be on their way to the statistics.
+# `made_before` compares the creation time in the id. A replay inserts rows today that ended long
+# ago by its own clock: the statistics may not have counted the events of such views yet.
 _CLAIM = """
     SELECT ended_at::text, id::text FROM sessions
     WHERE status = 'Inactive' AND ended_at < %(cutoff)s AND id < %(made_before)s

@@ -26,7 +26,7 @@ def count_active_sessions() -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunsOfStep:
-    """What the runs that began within one step of the history did together."""
+    """The totals of the runs that began within one step of the history."""
 
     begins_at: datetime
     runs: int = 0
@@ -34,13 +34,13 @@ class RunsOfStep:
     closed_views: int = 0
     failures: int = 0
     active_sessions: int | None = None
-    """The most that a run has counted; None when none has."""
+    """The highest count of a run; None when no run counted."""
 
 
 def closer_history(*, now: datetime | None = None) -> list[RunsOfStep]:
     """Return the last day of the ActivityCloserJob in 144 steps of 10 minutes, the oldest first.
 
-    Steps begin at whole ten minutes; the last one is under way. One without a run is all zeros.
+    Steps begin at whole ten minutes; the last one is not over. A step without runs is all zeros.
 
     Args:
         now: None is the database's clock.
@@ -85,9 +85,10 @@ def ended_sessions(*, since: datetime, until: datetime) -> "QuerySet[Session]":
 def ended_session_chunks(
     *, since: datetime, until: datetime, size: int = 1000
 ) -> Iterator[list[Session]]:
-    """Yield them in the order of their ends, `size` at a time.
+    """Yield the sessions of `ended_sessions` in the order of their ends, `size` at a time.
 
-    Each chunk is a statement of its own: a cursor held open for hours would keep dead rows.
+    Each chunk is a statement of its own: a cursor that is open for hours would keep VACUUM from
+    removing dead rows.
     """
     rows = ended_sessions(since=since, until=until).order_by("ended_at", "id")
     after = Q()
@@ -98,5 +99,5 @@ def ended_session_chunks(
 
 
 def existing_sessions(ids: Iterable[UUID]) -> set[UUID]:
-    """Return those of some ids that there are sessions of, Active or not."""
+    """Return the given ids that belong to a session, Active or not."""
     return set(Session.objects.filter(id__in=list(ids)).values_list("id", flat=True))

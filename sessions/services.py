@@ -1,4 +1,4 @@
-"""What a device does to its session (design, section 5). Each service owns its transaction."""
+"""Start, extend, link and close sessions (design, section 5). A service owns its transaction."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def start_session(
 
     Args:
         anonymous_id: None issues a new one; a given one is kept even if never seen (AC8).
-        user_id: Of a valid token: a new session is born linked, without an event (A5).
+        user_id: From a valid token; a new session is then born linked, without an event (A5).
         device: Described from this request.
         now: None is the database's clock.
 
@@ -75,7 +75,7 @@ def start_session(
         )
         return started and StartedSession(*started)
 
-    started = start()  # one statement, one transaction: the ordinary case
+    started = start()  # the ordinary case: one statement is one transaction
     attempts = 1
     while started is None and attempts < _ATTEMPTS:
         attempts += 1
@@ -99,8 +99,8 @@ def record_heartbeat(
 ) -> Heartbeat:
     """Extend the device's session by a conditional update, or restart (INV-SES-003).
 
-    A session that is closed, abandoned, unknown or foreign is no error: the device gets the
-    Active session that another tab has, or a new one.
+    A session that is closed, abandoned, unknown or foreign is not an error. The device then gets
+    its Active session, which another tab may have started, or a new one.
 
     Args:
         session_id: As the device knows it.
@@ -136,52 +136,52 @@ def link_session(
 ) -> LinkedSession:
     """Link the device's Active session to a user who signed in (INV-SES-002).
 
-    The front end and identity's event come here, whichever is first; the second finds
-    AlreadyLinked (A4).
+    Both the front end's call and identity's event call this, in any order. The second call
+    returns AlreadyLinked (A4).
 
     Args:
         anonymous_id: The device.
         user_id: Who signed in.
-        signed_in_at: When, from identity's event, which may be late. None is the front end,
-            which signs in now, and whose call is an activity of the session.
+        signed_in_at: The time in identity's event, which may arrive late. None is a call of the
+            front end: the user signs in now, and the call extends the session.
         now: None is the database's clock.
 
     Returns:
-        The outcome, and the session that is the user's now (for Stale: the one left alone).
+        The outcome, and the user's session; for Stale the device's unchanged session.
 
     Raises:
-        SessionNotFound: the device has no Active session, or an abandoned one, which is closed.
+        SessionNotFound: the device has no Active session, or this call closed an abandoned one.
     """
     with transaction.atomic():
         session = _lock_active(anonymous_id)
         linked = session and _link_locked(session, user_id, signed_in_at, statement_time(now), now)
     if not linked:
-        raise SessionNotFound  # after the commit: the closing of an abandoned session stands
+        raise SessionNotFound  # after the commit, which keeps the closing of an abandoned session
     return linked
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedNow:
-    """What support staff has closed."""
+    """The rows that support staff closed."""
 
     ids: list[UUID]
-    """Of the rows that were asked for: those that were Active."""
+    """The requested rows that were Active."""
     views: int = 0
     """Open views that closed with their sessions."""
 
 
 def close_sessions_now(*, session_ids: Collection[UUID], now: datetime | None = None) -> ClosedNow:
-    """Close sessions at once, with their open views: EndedAt is now, Duration as ever.
+    """Close sessions now, with their open views: EndedAt is now, Duration as usual.
 
-    Waits for whoever has one of them locked, a beat or the closer. What has closed by then, or
-    before, is left alone.
+    Waits for the locks of heartbeats and of the closer. Sessions that are closed by then stay as
+    they are.
 
     Args:
-        session_ids: So few that one transaction may hold them: beats of theirs wait for it.
+        session_ids: Few enough for one transaction: their heartbeats wait for its locks.
         now: None is the database's clock.
     """
     with transaction.atomic():
-        # By id: two who close the same sessions wait for each other in one order.
+        # Lock in the order of ids: otherwise two calls for the same sessions could deadlock.
         active = (
             Session.objects.active()
             .filter(id__in=session_ids)
@@ -197,9 +197,9 @@ def close_sessions_now(*, session_ids: Collection[UUID], now: datetime | None = 
 def _lock_active(anonymous_id: UUID) -> Session | None:
     """Lock the device's Active session.
 
-    A read that waited behind a switch or a restart comes back empty although a new Active
-    session is committed by then: it is repeated for as long as there is one. Each time somebody
-    else's call has gone through, so that those who compete cannot stop all of them.
+    A read that waits for a switch or a restart returns no row: its snapshot does not contain the
+    new session that the other call committed. So it is repeated while the device has an Active
+    session. Each repetition means that another call succeeded: competing calls make progress.
     """
     rows = Session.objects.active().filter(anonymous_id=anonymous_id)
     while (session := rows.select_for_update(no_key=True).first()) is None:
@@ -218,22 +218,22 @@ def _link_locked(
     if session.last_activity_at < moment - settings.ACTIVITY_CLOSER.abandoned_after:
         close_sessions([session.id], reason=CloseReason.ABANDONED, now=now)
         return None
-    rests_on = moment if signed_in_at is None else min(signed_in_at, moment)
+    sign_in_time = moment if signed_in_at is None else min(signed_in_at, moment)
     outcome = decide_link(
         LinkState(session.user_id, session.created_at, session.signed_in_at),
         user_id=user_id,
-        signed_in_at=rests_on,
+        signed_in_at=sign_in_time,
         may_be_late=signed_in_at is not None,
     )
     row = Session.objects.filter(id=session.id)
     match outcome:
         case LinkOutcome.ALREADY_LINKED:
-            row.update(signed_in_at=Greatest("signed_in_at", rests_on))
+            row.update(signed_in_at=Greatest("signed_in_at", sign_in_time))
         case LinkOutcome.LINKED:
             changes: dict[str, Any] = {
                 "user_id": user_id,
                 "linked_at": moment,
-                "signed_in_at": rests_on,
+                "signed_in_at": sign_in_time,
                 "version": session.version + 1,
             }
             if signed_in_at is None:
@@ -242,7 +242,7 @@ def _link_locked(
             _enqueue_linked(session, user_id, moment, session.version + 1)
         case LinkOutcome.SWITCHED:
             close_sessions([session.id], reason=CloseReason.SWITCHED, now=now)
-            session = _start_switched(session, user_id, rests_on, statement_time(now))
+            session = _start_switched(session, user_id, sign_in_time, statement_time(now))
         case LinkOutcome.STALE:
             pass
     return LinkedSession(session.id, outcome)
@@ -251,7 +251,7 @@ def _link_locked(
 def _start_switched(
     closed: Session, user_id: UUID, signed_in_at: datetime, moment: datetime
 ) -> Session:
-    """Make the session of the user who took the device over, on the same Device (A3)."""
+    """Create the session of the new user of the device, with the same Device fields (A3)."""
     session = Session.objects.create(
         anonymous_id=closed.anonymous_id,
         user_id=user_id,

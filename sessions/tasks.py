@@ -15,17 +15,17 @@ _stopping = threading.Event()
 
 @worker_shutting_down.connect
 def _stop_run(**_: Any) -> None:
-    """End the run at its next transaction. Sent in the main process: hence `--pool threads`."""
+    """End the run before its next transaction. Only `--pool threads` gets the signal there."""
     _stopping.set()
 
 
 @shared_task(ignore_result=True)
 def close_inactive() -> None:
-    """Run the job once; harmless twice, late, or at the same time as another."""
+    """Run the job once; idempotent, also late or beside another run."""
     ActivityCloser(settings.ACTIVITY_CLOSER, stop=_stopping.is_set).run()
 
 
 @shared_task(ignore_result=True)
 def delete_old_activity() -> None:
-    """Run the job once; harmless twice, late, or at the same time as another."""
+    """Run the job once; idempotent, also late or beside another run."""
     ActivityRetention(settings.ACTIVITY_RETENTION, stop=_stopping.is_set).run()

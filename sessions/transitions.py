@@ -1,8 +1,8 @@
 """Ends sessions with their views: the one way to Inactive for a session (INV-SES-005, INV-SES-006).
 
-Whoever closes (the closer, the next heartbeat of an abandoned session, a switch, support staff)
-locks the sessions, then calls this module in the same transaction. Lock order everywhere: the
-session, then its views by id.
+Every caller (the closer, the next heartbeat of an abandoned session, a switch, support staff)
+locks the sessions, then calls this module in the same transaction. The lock order is the same
+everywhere: the session, then its views by id.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ def close_sessions(
 ) -> Closed:
     """Close sessions that the caller has locked, with their open views and all events.
 
-    1. Lock the sessions' Active views by id, waiting for whoever extends or closes one.
-    2. Take EndedAt, in a statement of its own, now that every lock is held.
+    1. Lock the sessions' Active views by id; wait for transactions that extend or close them.
+    2. Read EndedAt from the clock in a statement of its own, after the last lock.
     3. Close the views, then the sessions; enqueue the views' events, then the sessions'.
 
-    Two statements, never one data-modifying CTE: its snapshot would miss a view that was
-    opened while step 1 waited (INV-LV-007).
+    These are several statements, never one data-modifying CTE: its single snapshot would miss
+    a view that was opened while step 1 waited (INV-LV-007).
 
     Args:
-        session_ids: Locked by this transaction. One that is no longer Active is left alone.
+        session_ids: Locked by this transaction. One that is no longer Active stays as it is.
         reason: Written into every row closed.
         now: None is the database's clock.
     """

@@ -1,5 +1,6 @@
 """Input that a service meets sooner or later: ids, JSON and text that break careless readers."""
 
+import base64
 import json
 
 from pinactivity.core.ids import new_id
@@ -105,3 +106,56 @@ STRANGE_BODIES = [
     object_with('{"A":' + "[" * 29 + "]" * 29 + "}"),
     object_with("null"),
 ]
+
+BAD_LIMITS = ["0", "-1", "201", "1000000", "", " ", "1.0", "1e2", "+1", "0x10", "ten", "٣", "\x00"]
+
+
+def encode_cursor(document: object) -> str:
+    text = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return base64.urlsafe_b64encode(text).decode()
+
+
+MOMENT, ROW = "2026-03-01T12:00:00.123456Z", "0190a0b0-0000-7000-8000-000000000001"
+BAD_CURSORS = {
+    "empty": "",
+    "a blank": " ",
+    "text": "undefined",
+    "an id": ROW,
+    "a time": MOMENT,
+    "NUL": "\x00",
+    "not ASCII": "ж😀",
+    "not base64": "****",
+    "half": encode_cursor([MOMENT, ROW])[:-5],
+    "without its padding": encode_cursor([MOMENT, ROW]).rstrip("="),
+    "with more padding": encode_cursor([MOMENT, ROW]) + "====",
+    "with a line break": encode_cursor([MOMENT, ROW]) + "\n",
+    "twice": encode_cursor([MOMENT, ROW]) * 2,
+    "nothing inside": encode_cursor(b""),
+    "not JSON inside": encode_cursor(b"[1,"),
+    "not UTF-8 inside": encode_cursor(b"\xff\xfe\xfd"),
+    "UTF-16 inside": encode_cursor(json.dumps([MOMENT, ROW]).encode("utf-16")),
+    "NaN inside": encode_cursor(b"[NaN, NaN]"),
+    "a huge number inside": encode_cursor(b"[" + b"9" * 5_000 + b",1]"),
+    "deep nesting inside": encode_cursor(b"[" * 100_000),
+    "null": encode_cursor(None),
+    "a number": encode_cursor(12),
+    "one part": encode_cursor([MOMENT]),
+    "three parts": encode_cursor([MOMENT, ROW, 1]),
+    "parts in another order": encode_cursor([ROW, MOMENT]),
+    "an object": encode_cursor({MOMENT: 1, ROW: 2}),
+    "other types": encode_cursor([1, 2]),
+    "nulls": encode_cursor([None, None]),
+    "objects": encode_cursor([{}, []]),
+    "the nil id": encode_cursor([MOMENT, NIL]),
+    "an id in upper case": encode_cursor([MOMENT, ROW.upper()]),
+    "an id without dashes": encode_cursor([MOMENT, ROW.replace("-", "")]),
+    "a time without a zone": encode_cursor(["2026-03-01T12:00:00.123456", ROW]),
+    "a time with an offset": encode_cursor(["2026-03-01T15:00:00.123456+03:00", ROW]),
+    "a time before year 1": encode_cursor(["0001-01-01T00:00:00.000000+14:00", ROW]),
+    "a time after year 9999": encode_cursor(["9999-12-31T23:59:59.999999-14:00", ROW]),
+    "a date": encode_cursor(["2026-03-01", ROW]),
+    "a leap second": encode_cursor(["2026-03-01T12:00:60.000000Z", ROW]),
+    "other white space": encode_cursor(f'["{MOMENT}","{ROW}"]'.encode()),
+    "SQL": encode_cursor(["'; DROP TABLE sessions; --", ROW]),
+    "100 KB": "A" * 100_000,
+}

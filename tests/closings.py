@@ -1,4 +1,4 @@
-"""What holds for rows that were closed, whoever closed them and whatever failed meanwhile."""
+"""Assertions on closed rows, which hold whoever closed them and whatever failed."""
 
 from django.db import connection
 
@@ -10,7 +10,7 @@ from views.models import PropertyObjectView
 
 
 def assert_one_event_for_each_closed_row_and_none_else() -> None:
-    """INV-SES-006, INV-LV-007 and INV-LV-008, in the rows and in the outbox."""
+    """Check INV-SES-006, INV-LV-007 and INV-LV-008 in the rows and in the outbox."""
     for topic, model in (
         (SessionEnded.TOPIC, Session),
         (PropertyObjectViewEnded.TOPIC, PropertyObjectView),
@@ -20,7 +20,7 @@ def assert_one_event_for_each_closed_row_and_none_else() -> None:
         assert len(keys) == len(set(keys))
         assert {str(pk) for pk in closed} == set(keys)
     assert not sessions_closed_around_a_view()
-    assert not views_told_after_their_session()
+    assert not views_reported_after_their_session()
 
 
 def sessions_closed_around_a_view() -> int:
@@ -28,8 +28,8 @@ def sessions_closed_around_a_view() -> int:
     return Session.objects.filter(status="Inactive", views__status="Active").count()
 
 
-def views_told_after_their_session() -> int:
-    """Count the views that ended after their session did, by their rows or by the outbox."""
+def views_reported_after_their_session() -> int:
+    """Count the views that ended after their session, in the tables or in the outbox."""
     with connection.cursor() as cursor:
         cursor.execute(
             """

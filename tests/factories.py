@@ -2,12 +2,13 @@
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import factory
 from django.db import connection
 from factory.django import DjangoModelFactory
 
-from pinactivity.core.ids import new_id
+from pinactivity.core.ids import earliest_id, new_id
 from pinactivity.postgres.clock import statement_time
 from sessions.device import Device, DeviceType
 from sessions.models import Session
@@ -136,3 +137,8 @@ def make_due_sessions(sessions: int, *, views: int = 0) -> None:
             """,
             [sessions, views],
         )
+
+
+def id_of_age(age: timedelta) -> UUID:
+    """Return an id (UUID v7) that was created `age` ago."""
+    return UUID(int=earliest_id(statement_time() - age).int | (new_id().int & ((1 << 76) - 1)))

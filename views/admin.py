@@ -38,7 +38,7 @@ class PropertyObjectViewAdmin(CloseNowAdmin):
         return f"{write_count(count, 'view')}, alone: their sessions go on"
 
     def close_active(self, ids: Sequence[UUID]) -> ClosedNow:
-        """Close views alone."""
+        """Close views without their sessions."""
         return close_views_now(view_ids=ids)
 
 

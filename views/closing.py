@@ -1,7 +1,7 @@
 """Ends views: the one way to Inactive for a view (INV-LV-004, INV-LV-008).
 
-A caller locks its rows, then calls this module in the same transaction. A view that closes alone
-needs no lock on its session; `sessions/transitions.py` closes a session with its views.
+A caller locks its rows, then calls this module in the same transaction. A view that closes without
+its session needs no lock on the session; `sessions/transitions.py` closes a session with its views.
 """
 
 import json
@@ -21,10 +21,10 @@ from views.events import PropertyObjectViewEnded
 def close_views(
     view_ids: Sequence[Id], *, reason: CloseReason, now: datetime | None = None
 ) -> Closed:
-    """Close views that the caller has locked, alone, with their events.
+    """Close views that the caller has locked, and enqueue their events.
 
     Args:
-        view_ids: Locked by this transaction. One that is no longer Active is left alone.
+        view_ids: Locked by this transaction. One that is no longer Active stays as it is.
         reason: Written into every row closed.
         now: None is the database's clock.
     """
@@ -36,13 +36,13 @@ def close_views(
 
 
 def lock_active_views(session_ids: Sequence[Id]) -> list[str]:
-    """Lock the Active views of some sessions by id, waiting; return their ids."""
+    """Lock the Active views of some sessions in the order of ids; return the ids."""
     with connection.cursor() as cursor:
         cursor.execute(_LOCK, [array_text(session_ids)])
         return [view_id for (view_id,) in cursor.fetchall()]
 
 
-# Raw SQL: as an array, since Django's IN of a hundred ids takes longer to write than to run.
+# Raw SQL: an array parameter. Django takes longer to build an IN of a hundred ids than it runs.
 _LOCK = f"""
     SELECT id::text FROM property_object_views AS row
     WHERE session_id = ANY(%s::uuid[]) AND {NOT_INACTIVE}
@@ -66,7 +66,7 @@ def end_views(
     """End locked views and return their events, for the caller to enqueue.
 
     Args:
-        ids: Locked by this transaction. One that is no longer Active is left alone.
+        ids: Locked by this transaction. One that is no longer Active stays as it is.
         reason: Written into every row.
         ended_at: Taken after the last lock.
     """

@@ -1,4 +1,4 @@
-"""Ended views, counted into the statistics of their property objects."""
+"""Counts ended views into the statistics of their property objects."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,18 +11,18 @@ from views.stats import EndedView, count_views
 
 _FUTURE_TOLERANCE = timedelta(hours=1)
 _MOST_SECONDS = 2**31 - 1
-"""What the contract's `int` holds: 68 years."""
+"""The greatest `int` of the contract: 68 years."""
 
 
 class ViewStatsHandler:
     """Handles `property-object-view-ended`, one transaction a batch."""
 
     def decode(self, record: Record) -> EndedView:
-        """Read what counts of an ended view.
+        """Read the fields of an ended view that the statistics need.
 
         Raises:
-            Poison: PropertyObjectViewId, PropertyObjectId, ViewedAt or DurationSeconds missing
-                or not what it should be; DurationSeconds not from 0 to 2^31 - 1.
+            Poison: PropertyObjectViewId, PropertyObjectId, ViewedAt or DurationSeconds is missing
+                or invalid; DurationSeconds is not from 0 to 2^31 - 1.
         """
         payload = Payload(record)
         return EndedView(
@@ -37,8 +37,8 @@ class ViewStatsHandler:
         """Count the views that were not counted yet.
 
         Raises:
-            Poison: a ViewedAt lies more than an hour ahead of the database's clock: it would be
-                the object's LastViewedAt until then.
+            Poison: a ViewedAt is more than an hour ahead of the database's clock. It would
+                remain the object's LastViewedAt until that time.
         """
         now = statement_time()
         if any(entry.row.viewed_at > now + _FUTURE_TOLERANCE for entry in entries):
@@ -46,7 +46,7 @@ class ViewStatsHandler:
         count_views([entry.row for entry in entries], now=now)
 
     def close(self) -> None:
-        """Give up nothing."""
+        """Do nothing: the handler has no resources."""
 
 
 register(

@@ -1,4 +1,4 @@
-"""Where a view of a property object can come from."""
+"""The sources of a view of a property object."""
 
 from enum import StrEnum
 
@@ -15,4 +15,4 @@ class ViewSource(StrEnum):
 
 
 FILTER_SNAPSHOT_BYTES = 8 * 1024
-"""The most that a FilterSnapshot may take as compact JSON in UTF-8."""
+"""The greatest size of a FilterSnapshot as compact JSON in UTF-8."""

@@ -69,8 +69,8 @@ class PropertyObjectViewQuerySet(ActivityQuerySet["PropertyObjectView"]):
         """Move LastActivityAt of the device's view, and of its session, forward.
 
         Returns:
-            False when the view is closed, abandoned, unknown or of another device: nothing is
-            written then.
+            False when the view is closed, abandoned, unknown or another device's. Then
+            nothing is written.
         """
         parameters = {
             "id": view_id,
@@ -85,8 +85,8 @@ class PropertyObjectView(models.Model):
     """A stay on one property object's page, inside a session."""
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    # The constraint and the index are ours, by name (migration 0001): Django's own foreign key
-    # would be checked only at COMMIT, and its index would repeat the one below.
+    # Migration 0001 creates the constraint and the index by name. Django's foreign key would be
+    # checked only at COMMIT, and its index would repeat the one below.
     session = models.ForeignKey(
         Session,
         on_delete=models.RESTRICT,
@@ -120,7 +120,7 @@ class PropertyObjectView(models.Model):
             ),
             models.Index(
                 fields=["session", "created_at"],
-                # For views/selectors.py: a user's views of one object.
+                # views/selectors.py reads a user's views of one object.
                 include=["property_object_id", "id"],
                 name="ix_property_object_views_session",
             ),
@@ -151,9 +151,9 @@ class PropertyObjectView(models.Model):
         return str(self.id)
 
 
-# Raw SQL for the reasons given in sessions/models.py. Each is one statement, and thereby one
-# transaction, that locks the session, then the view: a view cannot slip into a session that
-# closes (INV-LV-007). Behind a closing that commits first the predicates hold no longer.
+# Raw SQL for the reasons in sessions/models.py. Each statement is one transaction, which locks the
+# session, then the view. So no view can open in a session that closes (INV-LV-007): when a closing
+# commits first, the predicates match no row.
 _NOW = "coalesce(%(now)s, statement_timestamp())"
 
 OPEN = PreparedStatement(
@@ -179,8 +179,8 @@ OPEN = PreparedStatement(
     """,
 )
 
-# The session is written last, since a view that closes while this waits for it must leave the
-# session as it was (INV-LV-003).
+# The session is updated last: if the view closes while this statement waits for it, the session
+# must stay as it was (INV-LV-003).
 EXTEND = PreparedStatement(
     "extend_view",
     f"""

@@ -6,9 +6,9 @@ from datetime import timedelta
 from pinactivity.core.errors import InvalidOptions
 
 COUNTED_FOR = timedelta(days=80)
-"""How old an event may be and still be counted; an older one may have been forgotten as seen."""
+"""The greatest age of an event that counts. The seen table may no longer contain an older one."""
 SEEN_AT_LEAST = timedelta(days=90)
-"""Longer than COUNTED_FOR by what clocks, lags and long transactions may come to."""
+"""Longer than COUNTED_FOR: a margin for clocks, lags and long transactions."""
 _MOST = timedelta(days=3650)
 
 
@@ -21,8 +21,8 @@ class ViewStatsOptions:
     """
 
     seen_kept: timedelta = SEEN_AT_LEAST
-    """For how long a view is remembered as counted. Any valid value is safe to change to any
-    other, because no event is counted that is older than COUNTED_FOR."""
+    """How long the seen table keeps a view. Changing one valid value to another is safe, because
+    events older than COUNTED_FOR never count."""
 
     def __post_init__(self) -> None:
         if not SEEN_AT_LEAST <= self.seen_kept <= _MOST:

@@ -1,13 +1,13 @@
-"""Deletes the views of sessions that retention deletes; the statistics keep their sums."""
+"""Deletes the views of sessions that retention deletes; the statistics keep their totals."""
 
 from views.stats_models import fetch
 
 
 def delete_views(*, session_ids: str) -> int:
-    """Delete the closed views of some sessions, and keep what they add to the statistics.
+    """Delete the closed views of some sessions, and add their totals to `purged_*`.
 
     Args:
-        session_ids: Locked by this transaction; the text of an array.
+        session_ids: Locked by this transaction; a PostgreSQL array as text.
 
     Returns:
         How many views were deleted.
@@ -16,8 +16,8 @@ def delete_views(*, session_ids: str) -> int:
     return int(views)
 
 
-# The totals stay: `purged_*` says how much of them has no view any more. A view that the consumer
-# has not counted so far is no part of them; rebuild_view_stats adds it.
+# The statistics keep their totals: `purged_*` is the part of them whose views are deleted. A view
+# that the consumer has not counted yet is missing in the totals until rebuild_view_stats adds it.
 _DELETE = """
     WITH deleted AS (
         DELETE FROM property_object_views

@@ -21,18 +21,18 @@ def views_of_user(
 ) -> tuple[list[PropertyObjectView], str | None]:
     """Return a page of a user's views, the newest first, and the next page's cursor.
 
-    By the reading rule (design, section 6): the views of his sessions, never those whose own
-    user he is, which is a snapshot of the opening. So what a guest saw before signing in is in
-    the user's history without any change of rows (AC7).
+    The history consists of the views of the user's sessions (design, section 6). A view's own
+    user_id does not matter: it is a snapshot of the opening. So the history contains what a guest
+    viewed before signing in, without a change of rows (AC7).
 
     Args:
         user_id: Whose history.
-        page: Where it begins, and how many views it has.
-        period: Of the openings.
+        page: Its cursor and the number of views.
+        period: Only views that were opened within it.
         property_object_id: Only views of this object; None is any.
 
     Returns:
-        Views with their sessions, read in two statements however many there are.
+        Views with their sessions, always by two statements.
     """
     rows = PropertyObjectView.objects.filter(
         id__in=_newest_ids(user_id, page, period, property_object_id)
@@ -40,7 +40,7 @@ def views_of_user(
     return take(rows.select_related("session"), page)
 
 
-# What bounds nothing; PostgreSQL's words, which no datetime is.
+# PostgreSQL's timestamps for no bound; a datetime has none.
 _NEVER, _EVER = "-infinity", "infinity"
 _LAST_ID = UUID(int=2**128 - 1)
 
@@ -48,7 +48,7 @@ _LAST_ID = UUID(int=2**128 - 1)
 def _newest_ids(
     user_id: UUID, page: Page, period: Period, property_object_id: UUID | None
 ) -> list[UUID]:
-    """Find the ids of a page's views, and of one more where there is one."""
+    """Find the ids of a page's views, and the next one if it exists."""
     opened_at, view_id = page.after or (_EVER, _LAST_ID)
     parameters = {
         "user_id": user_id,
@@ -67,7 +67,7 @@ def _newest_ids(
 def _newest_in_session(since: str) -> str:
     """Select the newest matching views of `session`, opened at `since` or later.
 
-    The limit also keeps the planner from joining in another way than session by session.
+    The limit also forces the planner to join session by session.
     """
     return f"""
         CROSS JOIN LATERAL (
@@ -88,14 +88,14 @@ _OF_USER = """
     AND session.created_at < %(until)s AND session.created_at <= %(after_opened_at)s
 """
 
-# Raw SQL, because the obvious join sorts all that a user has ever viewed for each page, and Django
-# has no LATERAL (adr/0007 has the figures). No index has both the user and the time of a view, but
-# a view lies within its session:
+# Raw SQL: Django has no LATERAL, and a plain join sorts all views of the user for each page
+# (docs/adr/0007). No index contains both the user and the time of a view, but a view lies within
+# its session:
 #
-# 1. Walk the user's sessions, the newest first, until they have given a page of views. Less than
-#    a page is all there is.
-# 2. A session that began earlier may have lasted into the page (another device): the oldest view
-#    of step 1 bounds the page, and every session that was active after it may have a part in it.
+# 1. Walk the user's sessions, the newest first, until they yield a page of views. If they yield
+#    less than a page, these are all.
+# 2. The oldest view of step 1 bounds the page. A session that began earlier, on another device, may
+#    also have views in it. So read all sessions that were active after that bound.
 _NEWEST_IDS = f"""
     WITH walked AS MATERIALIZED (
         SELECT view.id, view.created_at FROM sessions AS session
@@ -119,7 +119,7 @@ _NEWEST_IDS = f"""
 
 
 def existing_views(ids: Iterable[UUID]) -> set[UUID]:
-    """Return those of some ids that there are views of, Active or not."""
+    """Return the given ids that belong to a view, Active or not."""
     return set(PropertyObjectView.objects.filter(id__in=list(ids)).values_list("id", flat=True))
 
 
@@ -128,9 +128,9 @@ def ended_view_chunks(
 ) -> Iterator[list[PropertyObjectView]]:
     """Yield the views that ended at `since` or later and before `until`, with their sessions.
 
-    In no order, `size` at a time or less. No index has the end of a view, but a view ends before
-    its session or with it: read are the views of the sessions that have ended since, in the order
-    of the sessions' ends, and then those of the sessions that had not ended when this began.
+    They come in no order, at most `size` at a time. No index contains the end of a view, but a
+    view ends with its session or earlier. So this reads the views of all sessions that ended at
+    `since` or later, then the views of the sessions that had not ended when this began.
     """
     now = statement_time()
     views = PropertyObjectView.objects.filter(
@@ -145,7 +145,7 @@ def ended_view_chunks(
         last_end, last_id = chunk[-1]
         after = Q(ended_at__gte=last_end) & (Q(ended_at__gt=last_end) | Q(id__gt=last_id))
         yield from _sliced(views.filter(session_id__in=[row_id for _, row_id in chunk]), size)
-    # One statement, hence one moment: a session that ends meanwhile is seen on one side only.
+    # One statement has one snapshot, so a session that ends now matches one of the two conditions.
     still_open = Q(session__status=Status.ACTIVE.value) | Q(session__ended_at__gte=now)
     yield from _sliced(views.filter(still_open, session__created_at__lt=until), size)
 

@@ -1,4 +1,4 @@
-"""What a device does to its views (design, section 6). Each service owns its transaction."""
+"""Open, extend and close views (design, section 6). Each service owns its transaction."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ def open_view(
     restart_for: Callable[[], UUID | None] = lambda: None,
     now: datetime | None = None,
 ) -> OpenedView:
-    """Open a view, or extend the one of that object that is open in the session.
+    """Open a view, or extend the session's open view of that object.
 
-    The ordinary case is one statement, which extends the session too. What it finds nothing for
-    takes a transaction, so that no restart stands without its view:
+    The ordinary case is one statement, which also extends the session. When it matches no row, a
+    transaction does the rest, so that a restarted session always has its view:
 
-    1. Extend the session, which locks it: it cannot close until this commits (INV-LV-007). A
-       session that is gone restarts.
-    2. Insert or extend. An abandoned view of that object is closed, and a new one inserted.
+    1. Extend the session, or restart it. The row's lock keeps it open until the commit
+       (INV-LV-007).
+    2. Insert or extend the view. Before that, close an abandoned view of that object.
 
     `restart_for` is as in `sessions.services.record_heartbeat`.
 
@@ -88,16 +88,16 @@ def open_view(
             )
             close_views(list(abandoned), reason=CloseReason.ABANDONED, now=now)
             opened = open_in(session_id)
-        assert opened is not None  # the session, and the row that refused, are locked by us
+        assert opened is not None  # this transaction has locked the session and the abandoned view
     return OpenedView(opened[0], session_id, is_new=opened[1], restarted=heartbeat.restarted)
 
 
 def extend_view(*, view_id: UUID, anonymous_id: UUID, now: datetime | None = None) -> bool:
-    """Extend a view and its session: a session never closes under a live view.
+    """Extend a view and its session, so that a session never closes before a live view.
 
     Returns:
-        False when the view is closed, abandoned, unknown or another device's: nothing is
-        written then (INV-LV-003), but that an abandoned view of this device is closed.
+        False when the view is closed, abandoned, unknown or another device's. Then nothing is
+        extended (INV-LV-003); an abandoned view of this device is closed.
     """
     abandoned_after = settings.ACTIVITY_CLOSER.abandoned_after
     if PropertyObjectView.objects.extend(
@@ -116,7 +116,7 @@ def extend_view(*, view_id: UUID, anonymous_id: UUID, now: datetime | None = Non
 
 
 def close_views_now(*, view_ids: Collection[UUID], now: datetime | None = None) -> ClosedNow:
-    """Close views at once, alone: as `sessions.services.close_sessions_now` does sessions."""
+    """Close views now, without their sessions; as `sessions.services.close_sessions_now`."""
     with transaction.atomic():
         active = (
             PropertyObjectView.objects.active()

@@ -1,8 +1,8 @@
-"""What ended views add up to, by property object (design, section 6).
+"""The totals of ended views by property object (design, section 6).
 
-Each view counts once: its id is inserted into the seen table and its figures are added in one
-transaction. The figures can be worked out again from the views themselves, because retention
-leaves behind what it deletes (`purged_*`).
+Each view counts once: one transaction inserts its id into the seen table and adds it to the
+totals. The totals can be rebuilt from the views, because retention adds the views that it deletes
+to `purged_*`.
 """
 
 import time
@@ -29,12 +29,12 @@ log = structlog.get_logger(__name__)
 
 _PURGE_BATCH = 5000
 _PURGE_SECONDS = 10.0
-"""Of one run: shorter than the grace period of a worker, which then need not be told to stop."""
+"""The longest run. It is shorter than a worker's grace period, so it needs no stop signal."""
 _OBJECTS_A_CHUNK = 100
 _SETTLED_AFTER = timedelta(days=85)
-"""From when on an ended view is as good as counted: its event would not count any more
-(COUNTED_FOR), and until then its row in the seen table is kept (SEEN_AT_LEAST). In the middle,
-so that neither clocks nor long transactions matter."""
+"""The age from which an ended view counts without a row in the seen table. It is more than
+COUNTED_FOR, so its event can no longer count, and less than SEEN_AT_LEAST, until when its row is
+kept. The margins absorb differences of clocks and long transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class EndedView:
 
 
 def count_views(ended: Sequence[EndedView], *, now: datetime | None = None) -> None:
-    """Add views to the figures of their objects, each view once (INV-LVS-003).
+    """Add views to the totals of their objects, each view once (INV-LVS-003).
 
-    One whose event is older than COUNTED_FOR is skipped: it may have been forgotten as seen.
+    An event older than COUNTED_FOR is skipped: the seen table may no longer contain its view.
 
     Args:
         ended: In any order, with any repetition.
@@ -73,7 +73,7 @@ def count_views(ended: Sequence[EndedView], *, now: datetime | None = None) -> N
 
 
 def stats_of(property_object_id: UUID) -> PropertyObjectViewStats:
-    """Return an object's figures: zeros, and not saved, for one that was never viewed."""
+    """Return an object's totals; an unsaved row of zeros for an object without views."""
     found = PropertyObjectViewStats.objects.filter(pk=property_object_id).first()
     return found or PropertyObjectViewStats(
         property_object_id=property_object_id, views_count=0, total_duration_seconds=0
@@ -81,13 +81,13 @@ def stats_of(property_object_id: UUID) -> PropertyObjectViewStats:
 
 
 def purge_seen(options: ViewStatsOptions) -> int:
-    """Forget the views that were counted longer ago than `seen_kept`, in batches.
+    """Delete rows of the seen table that are older than `seen_kept`, in batches.
 
-    Ends after 10 s at the latest; the next run goes on. Harmless beside another run and beside
-    consumers: rows that somebody holds are skipped.
+    Ends after 10 s at the latest; the next run continues. Safe beside another run and beside
+    consumers, because it skips locked rows.
 
     Returns:
-        How many were forgotten.
+        How many rows were deleted.
     """
     deadline = time.monotonic() + _PURGE_SECONDS
     purged = 0
@@ -105,7 +105,7 @@ def purge_seen(options: ViewStatsOptions) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Totals:
     views_count: int
     total_duration_seconds: int
     last_viewed_at: datetime | None
@@ -113,16 +113,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One object's figures as they are, and as its views make them, at one moment."""
+    """The stored and the recomputed totals of an object, in one snapshot."""
 
     property_object_id: UUID
-    stored: Figures
-    expected: Figures
-    """Of the views that are closed and counted, and of those that retention has deleted."""
+    stored: Totals
+    expected: Totals
+    """Of closed and counted views, plus those that retention has deleted."""
     existing: int
     """Closed views in the table."""
     under_way: int
-    """Of these, those whose event has not been counted yet; no part of `expected`."""
+    """Closed views whose event has not been counted yet; `expected` leaves them out."""
 
     @property
     def drifts(self) -> bool:
@@ -143,25 +143,25 @@ class RebuildResult:
 def rebuild_stats(
     *, repair: bool, advance: Callable[[int], object] = lambda _: None
 ) -> RebuildResult:
-    """Work the figures out again from the views, and compare; safe beside consumers.
+    """Compare the stored totals with the views, and repair them; safe beside consumers.
 
-    An object is compared in one statement, so a batch of a consumer is in it as a whole or not
-    at all. Where figures differ, or events are under way, `repair` rewrites them, 100 objects a
+    One statement compares an object, so it sees either all of a consumer's batch or nothing of
+    it. Where totals differ, or events are in flight, `repair` rewrites the totals, 100 objects a
     transaction, in the lock order of the consumers:
 
-    1. Remember every closed view as seen: its event, if it is still under way, or comes again,
-       adds nothing.
-    2. Lock the objects' rows: whoever has marked other views as seen adds them afterwards.
-    3. In a new statement, write purged + closed and seen. A view that closed since step 1 is
-       not seen, and is left to its event.
+    1. Insert every closed view into the seen table. Its event, in flight or repeated, then adds
+       nothing.
+    2. Lock the objects' rows. A consumer that marked other views as seen adds them afterwards.
+    3. In a new statement, write the sum of purged views and of closed views that are seen. A
+       view that closed after step 1 is not seen: its event will add it.
 
     Args:
         repair: False only reads.
-        advance: Called with the closed views that were compared since its last call.
+        advance: Called with the number of closed views compared since its last call.
 
     Raises:
-        OperationalError: a lock was not to be had in time, or the database is away. What was
-            rewritten stays, and another call does the rest.
+        OperationalError: a lock timed out, or the database is unavailable. Rewritten totals
+            stay, and another call does the rest.
     """
     result = RebuildResult()
     for object_ids in _object_chunks():
@@ -178,7 +178,7 @@ def rebuild_stats(
 
 
 def _object_chunks() -> Iterator[list[UUID]]:
-    """Yield the ids of all objects with views or figures, in their order."""
+    """Yield the ids of all objects with views or totals, in order."""
     after = NIL  # no object has this id
     while rows := fetch(_OBJECTS, after=after, limit=_OBJECTS_A_CHUNK):
         yield [object_id for (object_id,) in rows]
@@ -187,7 +187,7 @@ def _object_chunks() -> Iterator[list[UUID]]:
 
 def _compare(object_ids: list[UUID]) -> list[Comparison]:
     return [
-        Comparison(object_id, Figures(*row[:3]), Figures(*row[3:6]), *row[6:])
+        Comparison(object_id, Totals(*row[:3]), Totals(*row[3:6]), *row[6:])
         for object_id, *row in fetch(_COMPARE, object_ids=object_ids, **_settled())
     ]
 
@@ -201,16 +201,16 @@ def _repair(object_ids: list[UUID]) -> int:
 
 
 def _settled() -> dict[str, object]:
-    """Tell from when on views are settled, by EndedAt and by id.
+    """Return the bounds before which a view is settled, for EndedAt and for the id.
 
-    By id too, which is ordered by the time that it was made: a replay ends views in the past,
-    but their events are of today.
+    An id contains the time of its creation. It matters for a replay, which ends views in the past
+    by its own clock while their events are written today.
     """
     moment = statement_time() - _SETTLED_AFTER
     return {"settled": moment, "settled_id": earliest_id(moment)}
 
 
-# Raw SQL: views, seen views and figures are compared in one statement, that is in one snapshot.
+# Raw SQL: one statement, and so one snapshot, compares views, seen views and totals.
 _OBJECTS = """
     (SELECT DISTINCT property_object_id FROM property_object_views
      WHERE property_object_id > %(after)s ORDER BY property_object_id LIMIT %(limit)s)

@@ -20,16 +20,16 @@ class PropertyObjectViewStatsQuerySet(models.QuerySet["PropertyObjectViewStats"]
         seconds: Sequence[int],
         viewed_at: Sequence[datetime],
     ) -> None:
-        """Add views to their objects' figures; the three sequences have an item a view."""
+        """Add views to their objects' totals; each sequence has one item for each view."""
         execute(_ADD, object_ids=object_ids, seconds=seconds, viewed_at=viewed_at)
 
     def lock(self, object_ids: Sequence[UUID]) -> None:
-        """Lock the rows of some objects until the transaction ends; make those that are missing."""
+        """Lock the rows of some objects until the transaction ends; insert missing ones."""
         execute(_LOCK, object_ids=object_ids)
 
 
 class PropertyObjectViewStats(models.Model):
-    """What the ended views of one property object add up to."""
+    """The totals of the ended views of one property object."""
 
     property_object_id = models.UUIDField(primary_key=True)
     views_count = models.BigIntegerField(db_default=0)
@@ -69,11 +69,11 @@ class PropertyObjectViewStats(models.Model):
 
 class PropertyObjectViewStatsSeenQuerySet(models.QuerySet["PropertyObjectViewStatsSeen"]):
     def add(self, view_ids: Sequence[UUID], *, now: datetime | None) -> set[UUID]:
-        """Remember views as counted; returns those that were not yet."""
+        """Insert views as counted; return the ids that are new."""
         return {view_id for (view_id,) in fetch(_SEE, view_ids=view_ids, now=now)}
 
     def forget(self, *, kept: timedelta, limit: int) -> int:
-        """Delete up to `limit` rows that are older than `kept`; returns how many."""
+        """Delete up to `limit` rows that are older than `kept`; return how many."""
         return execute(_FORGET, kept=kept, limit=limit)
 
 
@@ -95,8 +95,8 @@ class PropertyObjectViewStatsSeen(models.Model):
         return str(self.property_object_view_id)
 
 
-# Raw SQL: insert-if-new and increment are one atomic statement each for a whole batch. Sorted
-# by key: two consumers that share views or objects would deadlock otherwise.
+# Raw SQL: insert-if-new and increment are one atomic statement each for a whole batch. They sort
+# by key, because two consumers that share views or objects would deadlock otherwise.
 _SEE = """
     INSERT INTO property_object_view_stats_seen (property_object_view_id, seen_at)
     SELECT id, coalesce(%(now)s, statement_timestamp())
@@ -120,7 +120,7 @@ _ADD = """
         last_viewed_at = greatest(stats.last_viewed_at, excluded.last_viewed_at)
 """
 
-# Nothing is updated, and yet the row that is there is locked.
+# `WHERE false` updates nothing, but ON CONFLICT locks the existing row.
 _LOCK = """
     INSERT INTO property_object_view_stats AS stats (property_object_id)
     SELECT id FROM unnest(%(object_ids)s::uuid[]) AS object (id)
@@ -128,7 +128,7 @@ _LOCK = """
     ON CONFLICT (property_object_id) DO UPDATE SET views_count = stats.views_count WHERE false
 """
 
-# The array is read once; an IN (SELECT .. LIMIT) may be planned to be read more often.
+# PostgreSQL evaluates the array once. It may evaluate an IN (SELECT .. LIMIT) repeatedly.
 _FORGET = """
     DELETE FROM property_object_view_stats_seen
     WHERE property_object_view_id = ANY(ARRAY(
@@ -142,14 +142,14 @@ _FORGET = """
 
 
 def execute(statement: str, **parameters: Any) -> int:
-    """Run a statement; returns how many rows it wrote."""
+    """Run a statement; return how many rows it wrote."""
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         return int(cursor.rowcount)
 
 
 def fetch(statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-    """Run a query; returns its rows."""
+    """Run a query; return its rows."""
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         rows: list[tuple[Any, ...]] = cursor.fetchall()

@@ -8,5 +8,5 @@ from views.stats import purge_seen
 
 @shared_task(ignore_result=True)
 def purge_seen_views() -> None:
-    """Forget views that were counted long ago; harmless twice, late, or beside another."""
+    """Delete old rows of the seen table; idempotent, also late or beside another run."""
     purge_seen(settings.VIEW_STATS)

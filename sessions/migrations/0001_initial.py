@@ -5,7 +5,7 @@ import pinactivity.core.ids
 from django.db import migrations, models
 
 
-# A fifth of a large table is too long to wait when every beat leaves a dead row: the partial
+# A fifth of a large table is too long to wait when every heartbeat leaves a dead row: the partial
 # index on last_activity_at keeps updates from being HOT.
 TUNE_AUTOVACUUM = """
     ALTER TABLE sessions SET (

@@ -1,37 +1,37 @@
-"""Sessions, views and their events in plain Python, worked out from the rules alone.
+"""Sessions, views and their events in plain Python, from the rules alone.
 
 The model imports nothing of the project. A test drives the real services and the model with the
 same calls, and compares every row and every event after each of them.
 
 The rules, with their sections of the design (INV-.. are the specification's):
 
-* A device has at most one Active session (INV-SES-001). **start** extends it, or makes one; with
-  a user the new one is born linked, without an event (5).
-* **beat** extends the session of that id if it is the device's and Active. Else it does what
-  start does: there is no error, and nobody else's session is touched (INV-SES-003).
+* A device has at most one Active session (INV-SES-001). **start** extends it, or creates one. With
+  a user the new session is linked from its beginning, without an event (5).
+* **heartbeat** extends the session of that id if it is the device's and Active. Otherwise it does
+  what start does: there is no error, and no other device's session changes (INV-SES-003).
 * **link** finds the device's Active session. No user: Linked, with an event. The same user:
-  AlreadyLinked, only `signed_in_at` moves, forward. Another user: Switched, which closes it with
-  its views and makes a new one, born linked, on the same device, with an event (INV-SES-002).
-  No session: None. Only Linked from the front end also counts as an activity of the session (5).
-* **sign_in** is identity's event, and does what link does as of min(SignedInAt, now). It is Stale,
-  and skipped, when the users differ and it is not newer than what the session rests on: its
-  `signed_in_at`, or one minute before its start. Poison when more than an hour ahead (5).
-* **open_view** first beats the session, then extends that object's Active view, or makes one with
-  a snapshot of the session's user (6).
-* **extend_view** extends a view and its session. Closed, unknown or foreign: refused, and nothing
-  is written (INV-LV-003).
+  AlreadyLinked; only `signed_in_at` moves, forward. Another user: Switched. It closes the session
+  with its views and creates a linked one on the same device, with an event (INV-SES-002).
+  No session: None. Only Linked from the front end also extends the session (5).
+* **sign_in** is identity's event. It does what link does, at min(SignedInAt, now). It is Stale, and
+  skipped, when the users differ and it is not newer than the session's `signed_in_at`, or without
+  one, than one minute before the session's start. It is Poison when more than an hour ahead (5).
+* **open_view** first does what heartbeat does, then extends that object's Active view, or creates
+  one with a snapshot of the session's user (6).
+* **extend_view** extends a view and its session. It refuses a closed, unknown or foreign view, and
+  writes nothing then (INV-LV-003).
 * **tick** closes every Active view, then every Active session, that was last active before
-  `now - threshold`; silence of exactly the threshold is not enough (7, INV-LV-004).
-* What is silent for more than 2 x threshold is abandoned: no call revives it. start, beat,
-  open_view, link and sign_in close it, then go on as if none existed; extend_view closes the view
-  alone, and refuses (5, "Abandoned rows").
-* Closing a session closes its views with it (INV-LV-007). `ended_at` is max(now, last activity),
-  `duration` is last activity - creation (INV-SES-005), each closed row has one event: the views'
+  `now - threshold`. A silence of exactly the threshold is not enough (7, INV-LV-004).
+* A row that is silent for more than 2 x threshold is abandoned: no call extends it. start,
+  heartbeat, open_view, link and sign_in close it, then continue as if it did not exist;
+  extend_view closes the view alone, and refuses (5, "Abandoned rows").
+* Closing a session closes its views (INV-LV-007). `ended_at` is max(now, last activity),
+  `duration` is last activity - creation (INV-SES-005). Each closed row has one event, the views'
   before the session's (INV-SES-006, INV-LV-008). `version` grows by one on link and on close (3).
-* `last_activity_at` only moves forward. A call dated before the session's start, by a wait or a
-  clock set back, counts as of its start (4).
+* `last_activity_at` only moves forward. A call dated before the session's start, after a wait or
+  with a clock set back, counts as of the start (4).
 
-Ids are made by the services. Whatever may make a row is told the ids that they answered.
+The services create the ids. A method that may create a row gets the ids of the services' answers.
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class _Row:
 
 @dataclass(slots=True, kw_only=True)
 class Session(_Row):
-    """A row of `sessions`; `device` is what its device columns hold."""
+    """A row of `sessions`; `device` is the values of its device columns."""
 
     anonymous_id: UUID
     device: tuple[str, ...]
@@ -84,7 +84,7 @@ class Session(_Row):
     signed_in_at: datetime | None = None
 
     @property
-    def rests_on(self) -> datetime:
+    def newest_sign_in(self) -> datetime:
         """A sign-in of another user must be newer than this."""
         return self.signed_in_at or self.created_at - CLOCK_TOLERANCE
 
@@ -101,7 +101,7 @@ class View(_Row):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A message in the outbox: what Kafka will get, with the header Version."""
+    """A message in the outbox, with the header Version."""
 
     topic: str
     event_type: str
@@ -118,7 +118,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Beaten:
+class Heartbeat:
     session_id: UUID
     restarted: bool
 
@@ -138,9 +138,9 @@ class Linked:
 
 
 class Model:
-    """What the tables must hold. Rows are never removed; events are blocks in order.
+    """The expected tables. Rows are never removed. Events are blocks in order.
 
-    Within a block of events, which are of one kind and one call, any order is right.
+    A block contains the events of one kind and one call, in any order.
     """
 
     def __init__(self, threshold: timedelta) -> None:
@@ -157,7 +157,7 @@ class Model:
         return None
 
     def is_abandoned(self, row: _Row, now: datetime) -> bool:
-        """Tell whether an Active row may not be revived any more."""
+        """Return whether an Active row is abandoned."""
         return now - row.last_activity_at > 2 * self._threshold
 
     def start(
@@ -188,7 +188,7 @@ class Model:
         )
         return Started(new_id, is_new=True)
 
-    def beat(
+    def heartbeat(
         self,
         *,
         session_id: UUID,
@@ -197,15 +197,15 @@ class Model:
         device: tuple[str, ...],
         now: datetime,
         new_id: UUID,
-    ) -> Beaten:
+    ) -> Heartbeat:
         session = self._find_alive(anonymous_id, now)
         if session is not None and session.id == session_id:
             session.extend(now)
-            return Beaten(session_id, restarted=False)
+            return Heartbeat(session_id, restarted=False)
         started = self.start(
             anonymous_id=anonymous_id, user_id=user_id, device=device, now=now, new_id=new_id
         )
-        return Beaten(started.session_id, restarted=True)
+        return Heartbeat(started.session_id, restarted=True)
 
     def link(
         self, *, anonymous_id: UUID, user_id: UUID, now: datetime, new_id: UUID | None
@@ -225,8 +225,8 @@ class Model:
         """Link as identity's event does. None: the device has no session."""
         if signed_in_at > now + FUTURE_TOLERANCE:
             return "Poison"
-        rests_on = min(signed_in_at, now)
-        return self._link(anonymous_id, user_id, rests_on, now, new_id, from_front_end=False)
+        newest_sign_in = min(signed_in_at, now)
+        return self._link(anonymous_id, user_id, newest_sign_in, now, new_id, from_front_end=False)
 
     def open_view(
         self,
@@ -242,7 +242,7 @@ class Model:
         new_session_id: UUID,
         new_view_id: UUID,
     ) -> Opened:
-        beaten = self.beat(
+        heartbeat = self.heartbeat(
             session_id=session_id,
             anonymous_id=anonymous_id,
             user_id=user_id,
@@ -250,14 +250,14 @@ class Model:
             now=now,
             new_id=new_session_id,
         )
-        session = self.sessions[beaten.session_id]
+        session = self.sessions[heartbeat.session_id]
         moment = max(now, session.created_at)
         for view in self._active_views(session):
             if view.property_object_id != property_object_id:
                 continue
             if not self.is_abandoned(view, moment):
                 view.extend(moment)
-                return Opened(view.id, session.id, is_new=False, restarted=beaten.restarted)
+                return Opened(view.id, session.id, is_new=False, restarted=heartbeat.restarted)
             self._close_views([view], now, "Abandoned")
         assert new_view_id not in self.views
         self.views[new_view_id] = View(
@@ -270,7 +270,7 @@ class Model:
             created_at=moment,
             last_activity_at=moment,
         )
-        return Opened(new_view_id, session.id, is_new=True, restarted=beaten.restarted)
+        return Opened(new_view_id, session.id, is_new=True, restarted=heartbeat.restarted)
 
     def extend_view(self, *, view_id: UUID, anonymous_id: UUID, now: datetime) -> bool:
         """Extend a view and its session; False when refused."""
@@ -301,7 +301,7 @@ class Model:
             for session in self.sessions.values()
             if session.is_active and session.last_activity_at < cutoff
         ]
-        # A session never trails its views: whatever closes here has no Active view left.
+        # A session is active at least as long as its views, so its views are closed already.
         assert not any(self._active_views(session) for session in sessions)
         self._close_sessions(sessions, now, "Inactivity")
         return len(sessions), len(views)
@@ -318,7 +318,7 @@ class Model:
         self,
         anonymous_id: UUID,
         user_id: UUID,
-        rests_on: datetime,
+        newest_sign_in: datetime,
         now: datetime,
         new_id: UUID | None,
         *,
@@ -328,12 +328,12 @@ class Model:
         if session is None:
             return None
         if session.user_id == user_id:
-            session.signed_in_at = max(session.rests_on, rests_on)
+            session.signed_in_at = max(session.newest_sign_in, newest_sign_in)
             return Linked(session.id, "AlreadyLinked")
-        if not from_front_end and rests_on <= session.rests_on:
+        if not from_front_end and newest_sign_in <= session.newest_sign_in:
             return Linked(session.id, "Stale")
         if session.user_id is None:
-            session.user_id, session.linked_at, session.signed_in_at = user_id, now, rests_on
+            session.user_id, session.linked_at, session.signed_in_at = user_id, now, newest_sign_in
             session.version += 1
             if from_front_end:
                 session.extend(now)
@@ -347,7 +347,7 @@ class Model:
             device=session.device,
             user_id=user_id,
             linked_at=now,
-            signed_in_at=rests_on,
+            signed_in_at=newest_sign_in,
             created_at=now,
             last_activity_at=now,
         )
@@ -416,7 +416,7 @@ def _session_ended_event(session: Session) -> Event:
 
 
 def _view_ended_event(view: View, session: Session) -> Event:
-    """Tell of a view's end, with the session's user of now, not of the opening (6)."""
+    """Return the event of a view's end, with the session's current user (6)."""
     return Event(
         topic="pin.user-activity.property-object-view-ended.v1",
         event_type="PropertyObjectViewEndedKafkaEvent",

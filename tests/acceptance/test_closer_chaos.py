@@ -1,8 +1,8 @@
 """Closings go on while PostgreSQL crashes, connections are cut and workers are killed.
 
-Real workers and a real beat. Sessions and views fall due all the time; when the chaos is over a
-backlog is closed as fast as before it, nothing is lost and nothing was closed twice.
-`--chaos-scale=full` takes the numbers of the design.
+The workers and Celery beat are real. Sessions and views fall due all the time. After the chaos a
+backlog closes as fast as before it, no row or event is lost, and no row has closed twice.
+`--chaos-scale=full` uses the numbers of the design.
 """
 
 import json
@@ -76,7 +76,7 @@ def active_sessions() -> int:
 
 @dataclass
 class Visitors:
-    """Devices that have just fallen silent: 100 sessions a second, half of them with 3 views."""
+    """Devices that have just become silent: 100 sessions a second, half of them with 3 views."""
 
     durations: dict[str, timedelta] = field(default_factory=dict)
     """Duration by id of every row that is known to be committed."""
@@ -132,7 +132,7 @@ class Visitors:
                     for views in (0, 3):
                         self.fall_silent(10, views=views, within=2.0)
                     self.closed_around_a_view += sessions_closed_around_a_view()
-                except Error:  # whether it was committed is not known
+                except Error:  # unknown whether the commit succeeded
                     connection.close()
         finally:
             connection.close()
@@ -160,7 +160,7 @@ class Visitors:
 
 @dataclass
 class Workers:
-    """A beat that ticks every second, a worker for each queue, and whoever falls silent."""
+    """Celery beat with a tick every second, a worker for each queue, and the visitors."""
 
     folder: Path
     options: Mapping[str, str]
@@ -172,7 +172,7 @@ class Workers:
 
     @contextmanager
     def running(self, *, queues: tuple[str, ...]) -> Iterator[list["subprocess.Popen[bytes]"]]:
-        """Run them until the block ends and nothing is left to be closed or sent."""
+        """Run them until the block ends, all rows are closed and all events are sent."""
         schedule = str(self.folder / "schedule")
         argv = [[*CELERY, "beat", "--pidfile=", "--schedule", schedule]]
         argv += [worker(queue, "--purge") for queue in queues]
@@ -282,17 +282,17 @@ def crash(postgres: Server) -> None:
 
 
 def was_rolled_back(transaction: str) -> bool:
-    """Tell how a transaction ended in which PostgreSQL may have crashed."""
+    """Return whether PostgreSQL rolled a transaction back, possibly by a crash."""
     try:
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_xact_status(%s::xid8)", [transaction])
             return bool(cursor.fetchone()[0] == "aborted")
     except DataError:
-        return True  # it is in the future: nothing of it had reached the disk
+        return True  # the id is unknown: the transaction never reached the disk
 
 
 def holders(lock: str) -> list[int]:
-    """Return the backends that hold an advisory lock for themselves alone."""
+    """Return the backends that hold an exclusive advisory lock."""
     with connection.cursor() as cursor:
         cursor.execute(
             """
@@ -305,10 +305,10 @@ def holders(lock: str) -> list[int]:
         return [pid for (pid,) in cursor.fetchall()]
 
 
-def report(name: str, record_property: Callable[[str, object], None], **figures: object) -> None:
-    """Say figures to whoever runs the full scale with -s."""
-    record_property(name, figures)
-    sys.stdout.write(f"\n{name} {figures}\n")
+def report(name: str, record_property: Callable[[str, object], None], **totals: object) -> None:
+    """Record the totals of a test; pytest -s prints them."""
+    record_property(name, totals)
+    sys.stdout.write(f"\n{name} {totals}\n")
 
 
 def test_postgresql_crashing_in_mid_batch_loses_and_repeats_nothing(
@@ -328,7 +328,7 @@ def test_postgresql_crashing_in_mid_batch_loses_and_repeats_nothing(
     with workers.running(queues=("closer", "relay")) as (closer, _):
         while in_mid_batch < scale.restarts:
             visitors.fall_silent(1000, views=3)
-            # In phase A, or in phase B when it has closed the views.
+            # Odd restarts hit phase B, after phase A has closed the views.
             table = "sessions" if restarts % 2 else "property_object_views"
             transaction = wait_for_closings(closer, table)
             crash(postgres)
@@ -379,7 +379,7 @@ def test_connections_cut_five_times_a_second_lose_and_repeat_nothing(
                     cut += cursor.fetchone()[0]
                 in_mid_batch += sum(map(bool, found.values()))
             time.sleep(0.2)
-        closed_meanwhile = Session.objects.filter(status="Inactive").count()
+        closed_by_then = Session.objects.filter(status="Inactive").count()
         recovery = visitors.time_to_close()
         undisturbed = visitors.time_to_close()
 
@@ -389,7 +389,7 @@ def test_connections_cut_five_times_a_second_lose_and_repeat_nothing(
         record_property,
         cut=cut,
         in_mid_batch=in_mid_batch,
-        sessions_closed_meanwhile=closed_meanwhile,
+        sessions_closed_under_cuts=closed_by_then,
         undisturbed_seconds=undisturbed,
         recovery_seconds=recovery,
         **counts,
@@ -403,10 +403,10 @@ def test_worker_killed_at_any_moment_loses_and_repeats_nothing(
     read_topic: Callable[[str], list[Any]],
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Every third dies at any moment since its start, the others in a run of theirs.
+    """Every third worker dies at any moment after its start, the others during a run.
 
-    The lock of a single instance is its connection's: it goes with the process, and the worker
-    that follows is not kept out.
+    The lock of a single instance belongs to its connection. PostgreSQL releases it when the process
+    dies, so the next worker can run.
     """
     workers = make_workers(**{UNITS_OF: "5"})
     visitors = workers.visitors

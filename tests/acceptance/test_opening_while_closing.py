@@ -1,4 +1,4 @@
-"""Views opened as fast as can be while closers close everything: INV-LV-007 from outside.
+"""Threads open views without pause while closers close everything (INV-LV-007).
 
 `--storm-seconds 60` is the run that the design asks for; CI's is shorter.
 """
@@ -39,13 +39,13 @@ OBJECTS = [new_id() for _ in range(12)]
 
 @dataclass
 class Opener:
-    """A front end without manners: opens anything on any device, and now and then beats it."""
+    """Opens random views on random devices, and sends a heartbeat for every fourth."""
 
     stop: threading.Event
     sessions: dict[UUID, UUID]
-    """The session that each device was told last; openers share it, so it is often stale."""
+    """Each device's session by the last answer. Openers share it, so it is often outdated."""
     opened: list[OpenedView] = field(default_factory=list)
-    beats_accepted: int = 0
+    heartbeats_accepted: int = 0
 
     def __call__(self) -> None:
         chance = random.Random(id(self))
@@ -62,12 +62,12 @@ class Opener:
             self.sessions[device] = view.session_id
             self.opened.append(view)
             if len(self.opened) % 4 == 0:
-                self.beats_accepted += extend_view(view_id=view.view_id, anonymous_id=device)
+                self.heartbeats_accepted += extend_view(view_id=view.view_id, anonymous_id=device)
 
 
 @dataclass
 class Closer:
-    """Runs whose clock is so far ahead that every row is due, even one touched just now."""
+    """Runs with a clock so far ahead that every row is due."""
 
     stop: threading.Event
     runs: int = 0
@@ -99,23 +99,23 @@ def test_no_snapshot_shows_an_active_view_in_an_inactive_session_inv_lv_007_inv_
 
     assert count_deadlocks() == deadlocks
     opened = [view for opener in openers for view in opener.opened]
-    figures = {
+    totals = {
         "opens": len(opened),
         "new views": sum(view.is_new for view in opened),
         "restarts": sum(view.restarted for view in opened),
-        "beats accepted": sum(opener.beats_accepted for opener in openers),
+        "heartbeats accepted": sum(opener.heartbeats_accepted for opener in openers),
         "closer runs": sum(closer.runs for closer in closers),
         "sessions closed": sum(closer.sessions for closer in closers),
         "views closed": sum(closer.views for closer in closers),
         "snapshots": snapshots,
     }
-    print(figures)  # noqa: T201 - the run's figures, for pytest -s
-    assert all(figures.values())
-    # No open was lost, and none left a second row: what was answered is what is stored.
+    print(totals)  # noqa: T201 - the run's totals, for pytest -s
+    assert all(totals.values())
+    # The stored views are the answered ones: none is lost, none is double.
     assert set(PropertyObjectView.objects.values_list("id", "session_id")) == {
         (view.view_id, view.session_id) for view in opened
     }
-    assert PropertyObjectView.objects.count() == figures["new views"]
+    assert PropertyObjectView.objects.count() == totals["new views"]
     # Each closed once, with one event (INV-LV-008).
     assert not PropertyObjectView.objects.active().exists()
     assert not Session.objects.active().exists()
@@ -126,7 +126,7 @@ def test_no_snapshot_shows_an_active_view_in_an_inactive_session_inv_lv_007_inv_
 
 
 def watch(calls: Sequence[Callable[[], None]], stop: threading.Event, *, seconds: float) -> int:
-    """Take snapshots for so long while the calls run; return how many there were.
+    """Take snapshots for some seconds while the calls run; return how many there were.
 
     Raises:
         AssertionError: a snapshot shows an Active view in an Inactive session.
@@ -137,7 +137,7 @@ def watch(calls: Sequence[Callable[[], None]], stop: threading.Event, *, seconds
     with ExitStack() as stack:
         running = [stack.enter_context(Background(call)) for call in calls]
         stack.callback(stop.set)
-        # One that is done before its time has failed: its result tells.
+        # A call that ends early has failed: its result raises.
         while time.monotonic() < ends_at and not any(run.is_done for run in running):
             assert live_views_of_closed_sessions() == []
             snapshots += 1
@@ -147,7 +147,7 @@ def watch(calls: Sequence[Callable[[], None]], stop: threading.Event, *, seconds
 
 
 def live_views_of_closed_sessions() -> list[UUID]:
-    """One statement is one snapshot."""
+    """Return the Active views of Inactive sessions, in one snapshot."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT view.id FROM property_object_views AS view"
@@ -158,7 +158,7 @@ def live_views_of_closed_sessions() -> list[UUID]:
 
 
 def count_deadlocks() -> int:
-    """Those of this database since ever; backends that have ended have told theirs."""
+    """Count the deadlocks of this database. Backends report theirs at the latest when they end."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot()")
         cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")

@@ -1,4 +1,4 @@
-"""Real workers and a real beat: what they do when all is well, and when they are killed."""
+"""Real Celery workers and a real Celery beat: ordinary work, and kills."""
 
 import json
 import signal
@@ -24,6 +24,7 @@ from pinactivity.kafka.topics import SESSION_LINKED, USER_SIGNED_IN
 from pinactivity.postgres.clock import statement_time
 from sessions.models import ActivityCloserRun, Session
 from sessions.tasks import close_inactive
+from tests.closer import SESSION_ENDED, VIEW_ENDED
 from tests.closings import assert_one_event_for_each_closed_row_and_none_else
 from tests.factories import make_due_sessions, make_session, silent_session
 from tests.processes import CELERY, MANAGE, running, wait_for_backends_to_end, wait_until, worker
@@ -34,13 +35,10 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-SESSION_ENDED = "pin.user-activity.session-ended.v1"
-VIEW_ENDED = "pin.user-activity.property-object-view-ended.v1"
-
 
 @pytest.fixture(autouse=True)
 def _empty_queues() -> Iterator[None]:
-    """Ticks that a killed worker left behind are no other test's."""
+    """Purge ticks of killed workers, so that no other test gets them."""
     app.control.purge()
     yield
     app.control.purge()
@@ -118,7 +116,7 @@ def test_sign_in_of_identity_reaches_the_session_and_its_event_kafka_a4(
         wait_until(linked.exists, what="the link")
         consumer.send_signal(signal.SIGTERM)
         assert consumer.wait(30) == 0
-        # There is no beat: the commit has woken the relay.
+        # Celery beat does not run: the commit has woken the relay.
         published = OutboxMessage.objects.filter(published_at__isnull=False)
         wait_until(published.exists, what="the delivery")
         relaying.send_signal(signal.SIGTERM)
@@ -155,7 +153,7 @@ def test_worker_killed_in_the_middle_of_a_batch_loses_and_repeats_nothing(tmp_pa
 
 
 def test_worker_asked_to_stop_ends_its_runs_between_transactions_c17(tmp_path: Path) -> None:
-    """There are two of one tick: the broker has delivered it again while it runs."""
+    """A tick exists twice: the broker has redelivered it while it runs."""
     make_due_sessions(4000, views=2)
     closed = Session.objects.filter(status="Inactive")
     with running(
@@ -208,7 +206,7 @@ def test_relay_killed_while_it_publishes_loses_nothing_and_repeats_only_message_
     message_ids = {dict(record.headers)["MessageId"].decode(): record.key for record in arrived}
     written = OutboxMessage.objects.values_list("message_id", "key")
     assert message_ids == {str(message_id): key.encode() for message_id, key in written}
-    # A transaction that was under way may arrive again: at most one for each kill.
+    # A transaction in flight may be repeated: at most one for each kill.
     assert messages <= len(arrived) <= messages + MOST_BATCHES * 100 * kills
 
 
@@ -233,6 +231,6 @@ def is_idle_queue() -> bool:
 
 
 def test_ticks_carry_no_hosts_time_c20() -> None:
-    """An expiry made by beat's clock and judged by the worker's would let skew decide."""
+    """With an expiry, the difference of the clocks of beat and worker would matter."""
     for entry in settings.CELERY_BEAT_SCHEDULE.values():
         assert "expires" not in entry.get("options", {})

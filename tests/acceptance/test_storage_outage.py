@@ -66,7 +66,7 @@ class Browser:
     def start(self) -> Answer:
         return self._send("POST", START)
 
-    def beat(self) -> Answer:
+    def send_heartbeat(self) -> Answer:
         return self._send("POST", HEARTBEAT, {"SessionId": self.session_id})
 
     def open(self) -> Answer:
@@ -115,11 +115,13 @@ class Load:
         choose = random.Random(seed)
         with contextlib.closing(Browser(self.port)) as browser:
             while not self._stop.is_set():
-                name = choose.choice(["start", "beat", "beat", "open", "extend_view"])
+                name = choose.choice(
+                    ["start", "send_heartbeat", "send_heartbeat", "open", "extend_view"]
+                )
                 self.answers.append((name, getattr(browser, name)()))
 
     def count(self, *statuses: int, since: float = 0.0) -> Counter[str]:
-        """Count the answers with a status by call, of requests that began since then."""
+        """Count the answers with one of the statuses by call, for requests since `since`."""
         return Counter(
             name
             for name, answer in list(self.answers)
@@ -127,7 +129,7 @@ class Load:
         )
 
     def wait_for(self, each: int, *statuses: int, since: float = 0.0) -> None:
-        """Wait until each of the four calls has so many answers with one of these statuses."""
+        """Wait until each of the four calls has `each` answers with one of the statuses."""
 
         def enough() -> bool:
             counts = self.count(*statuses, since=since)
@@ -170,7 +172,7 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The web on a PostgreSQL that this module may stop; no limit on what a client may ask."""
+    """The web server on a PostgreSQL that this module may stop, without rate limits."""
     log = tmp_path_factory.mktemp("web") / "log"
     port = find_free_port()
     argv = [
@@ -201,7 +203,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def stop_web(web: "subprocess.Popen[bytes]") -> None:
-    """Stop the web in an orderly way: killed, it would leave its worker behind."""
+    """Stop the web server by SIGTERM: a kill would leave its worker running."""
     web.send_signal(signal.SIGTERM)
     assert web.wait(30) == 0
 
@@ -211,7 +213,7 @@ def is_ready(service: Service) -> bool:
         return browser.get("/health/ready") == 200
 
 
-def assert_served_or_told_to_wait(load: Load) -> None:
+def assert_served_or_asked_to_retry(load: Load) -> None:
     for name, answer in load.answers:
         assert answer.status in {200, 201, 503}, (name, answer)
         if answer.status == 503:
@@ -227,7 +229,7 @@ STOPS: dict[str, Callable[[Postgres], None]] = {
 
 
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS.keys())
-def test_calls_are_served_or_told_to_wait_and_served_again_within_5_seconds_of_the_return(
+def test_calls_are_served_or_asked_to_retry_and_served_again_within_5_seconds_of_the_return(
     service: Service, stop: Callable[[Postgres], None]
 ) -> None:
     processes = service.processes()
@@ -249,7 +251,7 @@ def test_calls_are_served_or_told_to_wait_and_served_again_within_5_seconds_of_t
         load.wait_for(50, 200, 201, since=back)
 
     assert not load.count(503, since=back)
-    assert_served_or_told_to_wait(load)
+    assert_served_or_asked_to_retry(load)
     assert is_ready(service)
     assert service.processes() == processes
     answered = {
@@ -260,7 +262,7 @@ def test_calls_are_served_or_told_to_wait_and_served_again_within_5_seconds_of_t
     assert "Traceback" not in service.log.read_text()
 
 
-def test_restart_at_once_under_load_is_served_or_told_to_wait(service: Service) -> None:
+def test_restart_at_once_under_load_is_served_or_asked_to_retry(service: Service) -> None:
     processes = service.processes()
     with Load(service.port) as load:
         for _ in range(3):
@@ -271,12 +273,12 @@ def test_restart_at_once_under_load_is_served_or_told_to_wait(service: Service) 
         load.wait_for(50, 200, 201, since=back)
 
     assert not load.count(503, since=back)
-    assert_served_or_told_to_wait(load)
+    assert_served_or_asked_to_retry(load)
     assert service.processes() == processes
 
 
 def test_restart_that_nobody_noticed_fails_no_call(service: Service) -> None:
-    """Each thread of the web holds a connection that is dead by then."""
+    """The restart closes the connection of each thread of the web process."""
     with Load(service.port) as load:
         load.wait_for(50, 200, 201)
 

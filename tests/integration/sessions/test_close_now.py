@@ -18,6 +18,7 @@ from pinactivity.postgres.clock import statement_time
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
+from tests.closer import SESSION_ENDED, VIEW_ENDED
 from tests.concurrency import Background, beside, run_together
 from tests.factories import (
     MINUTE,
@@ -32,8 +33,6 @@ from views.models import PropertyObjectView
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SESSION_ENDED = "pin.user-activity.session-ended.v1"
-VIEW_ENDED = "pin.user-activity.property-object-view-ended.v1"
 Row = Session | PropertyObjectView
 PAGES: dict[type[Row], str] = {
     Session: "admin:activity_sessions_session_changelist",
@@ -42,7 +41,7 @@ PAGES: dict[type[Row], str] = {
 
 
 def staff(*permissions: str) -> Client:
-    """Log in as staff who may view sessions and views, and what else is named."""
+    """Log in as staff who may view sessions and views, with the named permissions besides."""
     user = User.objects.create_user(f"staff-{new_id()}", is_staff=True)
     names = ("view_session", "view_propertyobjectview", *permissions)
     user.user_permissions.set(
@@ -62,14 +61,14 @@ def permitted() -> Client:
 
 
 def choose(client: Client, *rows: Row, **more: str) -> Any:
-    """Send the action for some rows; without `confirmed` it asks."""
+    """Send the action for some rows; without `confirmed` it asks for confirmation."""
     page = reverse(PAGES[type(rows[0])])
     chosen = [str(row.pk) for row in rows]
     return client.post(page, {"action": "close_now", "_selected_action": chosen, **more})
 
 
 def close(client: Client, *rows: Row) -> list[str]:
-    """Confirm the closing of some rows; return what the next page says."""
+    """Confirm the closing of some rows; return the messages of the next page."""
     response = choose(client, *rows, confirmed="yes")
     assert response.status_code == 302, response.content.decode()
     return said(client, rows[0])
@@ -150,7 +149,7 @@ def test_view_closes_alone_inv_lv_004(permitted: Client) -> None:
 
 
 @pytest.mark.parametrize("make", [make_session, make_view])
-def test_rows_closed_already_are_told_and_stay_as_they_are_inv_ses_006_inv_lv_008(
+def test_rows_closed_already_are_reported_and_stay_as_they_are_inv_ses_006_inv_lv_008(
     permitted: Client, make: Callable[..., Row]
 ) -> None:
     first, second = make(), make()
@@ -171,7 +170,7 @@ def test_rows_closed_already_are_told_and_stay_as_they_are_inv_ses_006_inv_lv_00
     assert LogEntry.objects.count() == OutboxMessage.objects.count() == 2
 
 
-def test_row_that_closed_since_the_page_asked_is_told_in_a_filtered_list_too(
+def test_row_that_closed_since_the_page_asked_is_reported_in_a_filtered_list_too(
     permitted: Client,
 ) -> None:
     first, second = make_session(), make_session()
@@ -220,8 +219,8 @@ def test_as_many_rows_close_at_once_as_one_transaction_may_hold(permitted: Clien
     assert refused == refused_all == f"Nothing was closed: choose {CLOSED_AT_ONCE} at most."
     assert Session.objects.active().count() == CLOSED_AT_ONCE + 1
 
-    (told,) = close(permitted, *rows[1:])
-    assert told == f"Closed: {CLOSED_AT_ONCE} sessions, {CLOSED_AT_ONCE} open views."
+    (message,) = close(permitted, *rows[1:])
+    assert message == f"Closed: {CLOSED_AT_ONCE} sessions, {CLOSED_AT_ONCE} open views."
     assert Session.objects.active().get() == rows[0]
 
 
@@ -264,7 +263,7 @@ def test_closer_and_support_at_once_close_each_row_once_inv_ses_006_inv_lv_008(
 
 
 def test_waits_for_the_closer_and_leaves_what_it_closed(permitted: Client) -> None:
-    """The closer's transaction is held open by a view that somebody else has locked."""
+    """Another transaction has locked a view, for which the closer's transaction waits."""
     session = silent_session(minutes=13)
     view = make_view(session=session, silent=MINUTE)
     with beside() as other:
@@ -275,16 +274,16 @@ def test_waits_for_the_closer_and_leaves_what_it_closed(permitted: Client) -> No
             with Background(lambda: close(permitted, session)) as by_hand:
                 wait_for_waiting(2)
                 other.rollback()
-                told = by_hand.result()
+                messages = by_hand.result()
             closing_run.result()
 
-    assert told == ["Closed: 0 sessions. Closed already: 1."]
+    assert messages == ["Closed: 0 sessions. Closed already: 1."]
     assert Session.objects.get().close_reason == "Inactivity"
     assert (ended(SESSION_ENDED), ended(VIEW_ENDED)) == (ids(session), ids(view))
     assert not LogEntry.objects.exists()
 
 
-def test_beat_under_way_counts_and_the_next_one_restarts(permitted: Client) -> None:
+def test_heartbeat_under_way_counts_and_the_next_one_restarts(permitted: Client) -> None:
     session = silent_session(minutes=3)
     with beside() as other:
         (moment,) = other.execute(
@@ -301,57 +300,59 @@ def test_beat_under_way_counts_and_the_next_one_restarts(permitted: Client) -> N
     assert open_in(session).restarted
 
 
-def test_row_that_is_held_for_long_is_told_and_nothing_closes(permitted: Client) -> None:
-    held, free = sorted((make_session(), make_session()), key=lambda row: row.id, reverse=True)
-    connection.close()  # the next one waits for a lock as long as this says
+def test_row_that_stays_locked_is_reported_and_nothing_closes(permitted: Client) -> None:
+    locked, free = sorted((make_session(), make_session()), key=lambda row: row.id, reverse=True)
+    connection.close()  # the next connection waits for a lock only as long as this setting allows
     options = connection.settings_dict["OPTIONS"]
     usual = options["options"]
     options["options"] = usual + " -c lock_timeout=100ms"
     try:
         with beside() as other:
-            other.execute("SELECT FROM user_activity.sessions WHERE id = %s FOR UPDATE", [held.id])
-            (told,) = close(permitted, held, free)
+            other.execute(
+                "SELECT FROM user_activity.sessions WHERE id = %s FOR UPDATE", [locked.id]
+            )
+            (message,) = close(permitted, locked, free)
     finally:
         options["options"] = usual
         connection.close()
 
-    assert told == "Nothing was closed: somebody else is at work on one of them. Try again."
+    assert message == "Nothing was closed: somebody else is at work on one of them. Try again."
     assert Session.objects.active().count() == 2
     assert not LogEntry.objects.exists()
 
 
-def test_fault_of_postgresql_is_told_and_nothing_closes(permitted: Client) -> None:
+def test_error_of_postgresql_is_reported_and_nothing_closes(permitted: Client) -> None:
     session = make_session()
     with connection.cursor() as cursor:
-        # Of the log entries, which come last: the closing itself is rolled back with them.
+        # A constraint on the log entries, which come last: the closing rolls back with them.
         cursor.execute("ALTER TABLE django_admin_log ADD CHECK (object_id = 'nothing')")
         try:
-            (told,) = close(permitted, session)
+            (message,) = close(permitted, session)
         finally:
             cursor.execute(
                 "ALTER TABLE django_admin_log DROP CONSTRAINT django_admin_log_object_id_check"
             )
 
-    assert told == "Nothing was closed: PostgreSQL refused (23514)."
+    assert message == "Nothing was closed: PostgreSQL refused (23514)."
     assert Session.objects.get().status == "Active"
     assert not OutboxMessage.objects.exists()
 
 
-def test_postgresql_that_goes_away_in_the_middle_is_told(permitted: Client) -> None:
+def test_postgresql_that_goes_away_in_the_middle_is_reported(permitted: Client) -> None:
     session = make_session()
     with beside() as other:
         other.execute("SELECT FROM user_activity.sessions FOR UPDATE")
         with Background(lambda: close(permitted, session)) as by_hand:
             (waiting,) = wait_for_waiting(1)
             other.execute("SELECT pg_terminate_backend(%s)", [waiting])
-            told = by_hand.result()
+            messages = by_hand.result()
 
-    assert told == ["PostgreSQL went away: whether anything was closed, the list will show."]
+    assert messages == ["PostgreSQL went away: whether anything was closed, the list will show."]
     assert Session.objects.get().status == "Active"
 
 
 def wait_for_waiting(count: int) -> list[int]:
-    """Wait until so many backends wait for a lock; return their process ids."""
+    """Wait until some number of backends waits for a lock; return their process ids."""
 
     def waiting() -> list[int]:
         with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""What PostgreSQL makes of the closer's statements: an index each, whatever the statistics say.
+"""The plans of the closer's statements: each uses an index, whatever the statistics are.
 
 They mislead when ANALYZE met a table empty, or before its rows fell silent or closed.
 """
@@ -51,7 +51,7 @@ STATEMENTS: dict[str, tuple[str, set[str]]] = {
         {ACTIVE_SESSIONS, "ux_sessions_active_anonymous"},
     ),
 }
-"""Each by how it reads, with the indexes that it may use and no other way to its rows."""
+"""The kinds of statements, with the indexes that each may use; nothing else may find rows."""
 
 
 def plans_of_a_run(**options: Any) -> tuple[ActivityCloserResult, dict[str, list[Any]]]:
@@ -69,8 +69,8 @@ def plans_of_a_run(**options: Any) -> tuple[ActivityCloserResult, dict[str, list
             ways = [_custom(sql, parameters)]
             if "Active'" in sql or "Inactive'" in sql:
                 ways.append(_generic(sql, parameters))
-            # Else Django wrote it, with the status as a parameter. It is never prepared: Django's
-            # cursors bind on the client's side.
+            # Other statements are Django's. They are never prepared, because Django's cursors bind
+            # parameters on the client's side.
             for statements in ways:
                 for text, given in statements:
                     execute(text, given, many, context)
@@ -87,7 +87,7 @@ def _custom(sql: str, parameters: Any) -> list[tuple[str, Any]]:
 
 
 def _generic(sql: str, parameters: Any) -> list[tuple[str, Any]]:
-    """As if it were prepared: planned before PostgreSQL knows the values."""
+    """Return the statements that show the generic plan, made before the values are known."""
     numbers: dict[str, int] = {}
     values: list[Any] = []
 
@@ -161,7 +161,7 @@ def test_each_statement_of_a_run_goes_by_its_index_whatever_the_statistics_say(
     make_due_sessions(30, views=2)
     for _ in range(5):
         silent_session(minutes=3, views=2)
-    # A view that phase A leaves to phase B.
+    # Phase A does not close this view; phase B does.
     make_view(session=silent_session(minutes=13), silent=MINUTE)
     if analyzed == "as it is":
         analyze()

@@ -188,7 +188,7 @@ def test_event_links_without_moving_the_last_activity() -> None:
     assert (row.user_id, row.last_activity_at) == (A, session.last_activity_at)
 
 
-def test_event_older_than_what_the_session_rests_on_is_stale_c14() -> None:
+def test_event_older_than_the_sessions_sign_in_is_stale_c14() -> None:
     session = make_session()
     earlier = statement_time()
     link(session, B)
@@ -201,8 +201,8 @@ def test_event_older_than_what_the_session_rests_on_is_stale_c14() -> None:
     assert topics() == [LINKED]
 
 
-def test_event_from_the_future_rests_on_now() -> None:
-    """Else it would make every real sign-in of the next hour stale."""
+def test_event_from_the_future_counts_as_now() -> None:
+    """Otherwise every real sign-in of the next hour would be stale."""
     session = make_session()
     link(session, A, signed_in_at=statement_time() + timedelta(minutes=50))
     row = Session.objects.get()
@@ -227,7 +227,7 @@ CREATED = datetime.fromisoformat("2026-03-01T12:00:00+00:00")
 
 
 @pytest.mark.parametrize(
-    ("user_id", "rests_on", "signed_in_at", "late", "outcome"),
+    ("user_id", "newest_sign_in", "signed_in_at", "late", "outcome"),
     [
         (None, None, CREATED, True, LinkOutcome.LINKED),
         (None, None, CREATED - 60 * timedelta(seconds=1), True, LinkOutcome.STALE),
@@ -241,12 +241,12 @@ CREATED = datetime.fromisoformat("2026-03-01T12:00:00+00:00")
 )
 def test_decision_over_a_sign_in(
     user_id: UUID | None,
-    rests_on: datetime | None,
+    newest_sign_in: datetime | None,
     signed_in_at: datetime,
     late: bool,
     outcome: LinkOutcome,
 ) -> None:
-    state = LinkState(user_id, CREATED, rests_on)
+    state = LinkState(user_id, CREATED, newest_sign_in)
     decided = decide_link(state, user_id=A, signed_in_at=signed_in_at, may_be_late=late)
     assert decided is outcome
 
@@ -277,7 +277,7 @@ def test_abandoned_session_is_closed_and_not_linked_c5(path: str) -> None:
 
 @pytest.mark.parametrize("switches", [1, 6])
 def test_link_that_waited_behind_switches_finds_the_newest_session(switches: int) -> None:
-    """A locking read that waited comes back empty: it is repeated as a new statement."""
+    """A locking read that waited returns no row, so the service repeats it."""
     session = make_session(user_id=A)
     others = [Switching(session.anonymous_id) for _ in range(switches)]
 
@@ -306,7 +306,7 @@ class Switching:
         self._anonymous_id = anonymous_id
 
     def hold_until_waited_for(self) -> None:
-        """Switch now, and commit in a thread as soon as somebody waits for the old session."""
+        """Switch now, and commit in a thread once another backend waits for the old session."""
         switching = connection.copy()
         switching.set_autocommit(False)
         with switching.cursor() as cursor:
@@ -342,7 +342,7 @@ class Switching:
 
 
 def test_closing_and_link_at_once_close_the_session_once() -> None:
-    """The specification's race: the loser sees Inactive, and nothing happens twice."""
+    """The specification's race: the loser sees Inactive, and each row closes once."""
     for _ in range(10):
         session = silent_session(minutes=13, user_id=A, views=1)
 
@@ -362,16 +362,16 @@ def test_closing_and_link_at_once_close_the_session_once() -> None:
         OutboxMessage.objects.all().delete()
 
 
-def test_20_parallel_beats_openings_and_links_equal_some_serial_order_c2() -> None:
+def test_20_parallel_heartbeats_openings_and_links_equal_some_serial_order_c2() -> None:
     session = make_session()
     view = make_view(session=session)
 
-    def beat() -> object:
+    def send_heartbeat() -> object:
         return record_heartbeat(
             session_id=session.id, anonymous_id=session.anonymous_id, device=DEVICE
         )
 
-    def beat_one() -> object:
+    def extend_one() -> object:
         return extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
     def start() -> object:
@@ -379,9 +379,9 @@ def test_20_parallel_beats_openings_and_links_equal_some_serial_order_c2() -> No
 
     run_together(
         [
-            beat,
+            send_heartbeat,
             lambda: open_in(session),
-            beat_one,
+            extend_one,
             start,
             lambda: link(session, A),
             lambda: link(session, B),
@@ -393,7 +393,7 @@ def test_20_parallel_beats_openings_and_links_equal_some_serial_order_c2() -> No
     assert active.user_id in {A, B}
     for closed in Session.objects.filter(status="Inactive"):
         assert not closed.views.filter(status="Active").exists()
-    # Every opening came through: four new views, wherever the session was by then.
+    # Every opening succeeded: four new views, in whichever session was Active.
     assert PropertyObjectView.objects.count() == 5
     latest = max(v.last_activity_at for v in PropertyObjectView.objects.all())
     assert Session.objects.order_by("-last_activity_at")[0].last_activity_at >= latest

@@ -1,4 +1,4 @@
-"""Linking over HTTP, and sessions that are born linked (design, section 5; A3, A5)."""
+"""Linking over HTTP, and sessions that start linked (design, section 5; A3, A5)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +44,7 @@ def _development_secret(settings: Any) -> None:
 def link(
     anonymous_id: object = None, user_id: UUID | None = None, *, token: str | None = None
 ) -> Any:
-    """Link a device to a user, or to what a token says; None leaves a header out."""
+    """Link a device to a user, or by a token; None leaves a header out."""
     headers = {"User-Agent": USER_AGENT}
     if anonymous_id is not None:
         headers["X-Anonymous-Id"] = str(anonymous_id)
@@ -170,7 +170,7 @@ def test_device_id_comes_before_the_session_c30(
 
 
 def test_link_takes_no_device_id_from_a_body(count_statements: Callable[[], Any]) -> None:
-    """No beacon carries a token: whoever links can set the header."""
+    """A beacon cannot send a token, so a call that links always can set headers."""
     for raw in (f'{{"AnonymousId": "{make_session().anonymous_id}"}}', "{", "x" * 100_000):
         response = Client().generic(
             "POST",
@@ -199,7 +199,7 @@ def test_abandoned_session_is_closed_and_not_found_c5() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE"])
-def test_wrong_method_is_told_the_right_one(method: str) -> None:
+def test_wrong_method_is_refused_with_the_right_one(method: str) -> None:
     response = Client().generic(method, LINK)
     assert response.status_code == 405
     assert response.headers["Allow"].split(", ") == ["POST", "OPTIONS"]
@@ -230,17 +230,17 @@ def test_link_that_waits_too_long_for_the_session_answers_503() -> None:
     assert link(session.anonymous_id, A).json()["Outcome"] == "Linked"
 
 
-# -- sessions that are born linked ---------------------------------------------------------
+# -- sessions that start linked ------------------------------------------------------------
 
 
 def call(name: str, token: str | None, anonymous_id: UUID | None = None) -> Any:
-    """Start, beat or open as a device whose session is gone, if it ever had one."""
+    """Start, send a heartbeat or open a view as a device without an Active session."""
     headers = {"User-Agent": USER_AGENT, "X-Anonymous-Id": str(anonymous_id or new_id())}
     if token is not None:
         headers |= bearer(token)
     path, body = {
         "start": (START, None),
-        "beat": (HEARTBEAT, {"SessionId": str(new_id())}),
+        "heartbeat": (HEARTBEAT, {"SessionId": str(new_id())}),
         "open": (
             OPEN,
             {
@@ -253,7 +253,7 @@ def call(name: str, token: str | None, anonymous_id: UUID | None = None) -> Any:
     return Client().post(path, body, content_type="application/json", headers=headers)
 
 
-@pytest.mark.parametrize("name", ["start", "beat", "open"])
+@pytest.mark.parametrize("name", ["start", "heartbeat", "open"])
 def test_session_that_begins_with_a_token_is_born_linked_without_an_event_a5(name: str) -> None:
     assert call(name, development_token(A)).status_code in {200, 201}
     row = Session.objects.get()
@@ -264,7 +264,7 @@ def test_session_that_begins_with_a_token_is_born_linked_without_an_event_a5(nam
     assert all(view.user_id == A for view in PropertyObjectView.objects.all())
 
 
-@pytest.mark.parametrize("name", ["start", "beat", "open"])
+@pytest.mark.parametrize("name", ["start", "heartbeat", "open"])
 @pytest.mark.parametrize(
     "token",
     [None, "a.b.c", lambda: development_token(A, exp=1), lambda: development_token("nobody")],
@@ -278,7 +278,7 @@ def test_session_that_begins_without_a_valid_token_is_a_guests(
     assert (row.user_id, row.linked_at, row.signed_in_at) == (None, None, None)
 
 
-@pytest.mark.parametrize("name", ["start", "beat", "open"])
+@pytest.mark.parametrize("name", ["start", "heartbeat", "open"])
 @pytest.mark.parametrize("owner", [None, A], ids=["a guest's", "another user's"])
 def test_restoring_a_session_never_changes_its_user(name: str, owner: UUID | None) -> None:
     session = make_session(user_id=owner)

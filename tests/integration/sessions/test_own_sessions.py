@@ -1,7 +1,5 @@
 """A user's own sessions (design, section 5): GET me/sessions, page by page."""
 
-import base64
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,7 +15,8 @@ from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import link_session
-from tests.api import API, HEARTBEAT, NIL, OWN_SESSIONS, assert_invalid, assert_unavailable, problem
+from tests.api import API, HEARTBEAT, OWN_SESSIONS, assert_invalid, assert_unavailable, problem
+from tests.bad_input import BAD_CURSORS, BAD_LIMITS, ROW, encode_cursor
 from tests.concurrency import COMMITTED
 from tests.conftest import USER_AGENT
 from tests.factories import MINUTE, make_session, silent_session
@@ -58,7 +57,7 @@ def pages(limit: int) -> list[list[str]]:
 
 
 def make_own(count: int, *, created_at: datetime | None = None, **fields: Any) -> list[str]:
-    """Make sessions of A, on a device each, and return their ids, the newest first."""
+    """Make sessions of A, each on its own device; return their ids, the newest first."""
     if created_at is not None:
         fields |= {"created_at": created_at, "last_activity_at": created_at + MINUTE}
     made = [make_session(user_id=A, **fields) for _ in range(count)]
@@ -66,7 +65,7 @@ def make_own(count: int, *, created_at: datetime | None = None, **fields: Any) -
     return [str(row.id) for row in made]
 
 
-# -- what an answer looks like -------------------------------------------------------------
+# -- the content of an answer --------------------------------------------------------------
 
 
 def test_active_session_is_shown_exactly_so() -> None:
@@ -147,7 +146,7 @@ def test_only_own_sessions_are_shown_of_all_devices() -> None:
     shared = make_session(user_id=B)
     make_session(user_id=B)
     make_session()
-    # The same device, now another user's: each sees his part of it.
+    # Another user now signs in on the device: each user sees their own part.
     switched = link_session(anonymous_id=shared.anonymous_id, user_id=A).session_id
 
     assert page()[0] == [str(switched), *own]
@@ -214,7 +213,7 @@ def test_pages_show_every_session_once_even_with_equal_creation_times(limit: int
     assert 1 <= len(found[-1]) <= limit
 
 
-def test_session_that_begins_meanwhile_moves_no_page() -> None:
+def test_session_that_begins_between_pages_moves_no_page() -> None:
     own = make_own(4, created_at=statement_time() - timedelta(hours=1))
     first, cursor = page(Limit=2)
     make_own(3)
@@ -237,7 +236,7 @@ def test_cursor_of_another_user_shows_nothing_of_his() -> None:
     assert [item["SessionId"] for item in body["Items"]] == [str(theirs.id)]
 
 
-def test_a_page_has_50_sessions_unless_told_and_200_at_most() -> None:
+def test_a_page_has_50_sessions_by_default_and_200_at_most() -> None:
     make_own(201)
     assert len(page()[0]) == 50
     ids, cursor = page(Limit=200)
@@ -249,9 +248,6 @@ def test_a_page_has_50_sessions_unless_told_and_200_at_most() -> None:
 # -- what is refused -----------------------------------------------------------------------
 
 
-BAD_LIMITS = ["0", "-1", "201", "1000000", "", " ", "1.0", "1e2", "+1", "0x10", "ten", "٣", "\x00"]
-
-
 @pytest.mark.parametrize("limit", [*BAD_LIMITS, "1" * 400])
 def test_limit_out_of_1_to_200_is_named_before_any_sql(
     limit: str, count_statements: Callable[[], Any]
@@ -260,57 +256,6 @@ def test_limit_out_of_1_to_200_is_named_before_any_sql(
         response = get(Limit=limit)
     assert_invalid(response, "Limit")
     assert len(statements) == 0
-
-
-def encode(document: object) -> str:
-    text = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return base64.urlsafe_b64encode(text).decode()
-
-
-MOMENT, ROW = "2026-03-01T12:00:00.123456Z", "0190a0b0-0000-7000-8000-000000000001"
-BAD_CURSORS = {
-    "empty": "",
-    "a blank": " ",
-    "text": "undefined",
-    "an id": ROW,
-    "a time": MOMENT,
-    "NUL": "\x00",
-    "not ASCII": "ж😀",
-    "not base64": "****",
-    "half": encode([MOMENT, ROW])[:-5],
-    "without its padding": encode([MOMENT, ROW]).rstrip("="),
-    "with more padding": encode([MOMENT, ROW]) + "====",
-    "with a line break": encode([MOMENT, ROW]) + "\n",
-    "twice": encode([MOMENT, ROW]) * 2,
-    "nothing inside": encode(b""),
-    "not JSON inside": encode(b"[1,"),
-    "not UTF-8 inside": encode(b"\xff\xfe\xfd"),
-    "UTF-16 inside": encode(json.dumps([MOMENT, ROW]).encode("utf-16")),
-    "NaN inside": encode(b"[NaN, NaN]"),
-    "a huge number inside": encode(b"[" + b"9" * 5_000 + b",1]"),
-    "deep nesting inside": encode(b"[" * 100_000),
-    "null": encode(None),
-    "a number": encode(12),
-    "one part": encode([MOMENT]),
-    "three parts": encode([MOMENT, ROW, 1]),
-    "parts in another order": encode([ROW, MOMENT]),
-    "an object": encode({MOMENT: 1, ROW: 2}),
-    "other types": encode([1, 2]),
-    "nulls": encode([None, None]),
-    "objects": encode([{}, []]),
-    "the nil id": encode([MOMENT, NIL]),
-    "an id in upper case": encode([MOMENT, ROW.upper()]),
-    "an id without dashes": encode([MOMENT, ROW.replace("-", "")]),
-    "a time without a zone": encode(["2026-03-01T12:00:00.123456", ROW]),
-    "a time with an offset": encode(["2026-03-01T15:00:00.123456+03:00", ROW]),
-    "a time before year 1": encode(["0001-01-01T00:00:00.000000+14:00", ROW]),
-    "a time after year 9999": encode(["9999-12-31T23:59:59.999999-14:00", ROW]),
-    "a date": encode(["2026-03-01", ROW]),
-    "a leap second": encode(["2026-03-01T12:00:60.000000Z", ROW]),
-    "other white space": encode(f'["{MOMENT}","{ROW}"]'.encode()),
-    "SQL": encode(["'; DROP TABLE sessions; --", ROW]),
-    "100 KB": "A" * 100_000,
-}
 
 
 @pytest.mark.parametrize("cursor", BAD_CURSORS.values(), ids=BAD_CURSORS.keys())
@@ -327,7 +272,7 @@ def test_cursor_that_we_did_not_write_is_named_before_any_sql(
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00.000000Z", "9999-12-31T23:59:59.999999Z"])
 def test_cursor_at_the_end_of_time_is_served(moment: str) -> None:
     own = make_own(1)
-    ids, _ = page(Cursor=encode([moment, ROW]))
+    ids, _ = page(Cursor=encode_cursor([moment, ROW]))
     assert ids == (own if moment.startswith("9") else [])
 
 
@@ -342,7 +287,7 @@ LISTS = [OWN_SESSIONS, f"{API}/me/property-object-views"]
 
 @pytest.mark.parametrize("path", LISTS)
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-def test_wrong_method_is_told_the_right_one(method: str, path: str) -> None:
+def test_wrong_method_is_refused_with_the_right_one(method: str, path: str) -> None:
     response = Client().generic(method, path)
     assert (response.status_code, problem(response)["code"]) == (405, "METHOD_NOT_ALLOWED")
     assert "GET" in response.headers["Allow"].split(", ")
@@ -415,7 +360,7 @@ def make_many(*, rows: int, users: int) -> None:
         )
 
 
-def test_beat_shows_in_the_list() -> None:
+def test_heartbeat_shows_in_the_list() -> None:
     session = silent_session(minutes=3, user_id=A)
     Client().post(
         HEARTBEAT,

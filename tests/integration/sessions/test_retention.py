@@ -1,15 +1,14 @@
-"""The ActivityRetentionJob: what ended long ago goes, and nothing else does."""
+"""The ActivityRetentionJob: deletes sessions that ended long ago, and no others."""
 
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import connection
 from prometheus_client import REGISTRY
 
 from outbox.models import OutboxMessage
-from pinactivity.core.ids import earliest_id, new_id
+from pinactivity.core.ids import new_id
 from pinactivity.postgres.clock import statement_time
 from pinactivity.postgres.locks import REPLAY, advisory_lock
 from sessions.lifecycle import RunOutcome
@@ -18,7 +17,7 @@ from sessions.options import ActivityRetentionOptions
 from sessions.retention import ActivityRetention, ActivityRetentionResult
 from sessions.tasks import delete_old_activity
 from tests.concurrency import run_together
-from tests.factories import MINUTE, make_session, make_view
+from tests.factories import MINUTE, id_of_age, make_session, make_view
 from views.models import PropertyObjectView
 from views.stats import EndedView, count_views, rebuild_stats, stats_of
 
@@ -31,13 +30,8 @@ def delete_old(**options: Any) -> ActivityRetentionResult:
     return ActivityRetention(ActivityRetentionOptions(**options)).run()
 
 
-def id_of_age(age: timedelta) -> UUID:
-    """Make the id of a row that was made so long ago (uuid v7)."""
-    return UUID(int=earliest_id(statement_time() - age).int | (new_id().int & ((1 << 76) - 1)))
-
-
 def closed_session(*, ended: timedelta, views: int = 0, **fields: Any) -> Session:
-    """Make a session that ended so long ago, with closed views of a minute."""
+    """Make a session that ended some time ago, with closed views of a minute."""
     ended_at = statement_time() - ended
     closed = {"status": "Inactive", "ended_at": ended_at, "close_reason": "Inactivity"}
     session = make_session(
@@ -55,7 +49,7 @@ def closed_session(*, ended: timedelta, views: int = 0, **fields: Any) -> Sessio
 
 
 def count_all() -> None:
-    """Count every closed view in the statistics, as its event did in its time."""
+    """Count every closed view in the statistics, as its event would."""
     count_views(
         [
             EndedView(view.id, view.property_object_id, view.created_at, 60, statement_time())
@@ -97,7 +91,7 @@ def test_age_is_an_option_and_exact() -> None:
 
 
 def test_backlog_goes_in_many_transactions_each_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of parallel runs too; the sessions ended at the same moment, so only ids tell them apart."""
+    """Parallel runs too. All sessions ended at the same moment, so only ids distinguish them."""
     monkeypatch.setattr("sessions.retention._BATCH", 4)
     ended_at = statement_time() - 2 * YEAR
     for _ in range(30):
@@ -149,7 +143,7 @@ def test_view_that_nobody_counted_is_found_by_the_rebuild_after_it_was_deleted()
 
 
 def test_what_a_replay_has_made_today_stays_whatever_its_own_time() -> None:
-    """The events of its views may still be under way to the statistics."""
+    """The statistics may not have counted the events of its views yet."""
     closed_session(ended=3 * YEAR, id=new_id(), views=1)
     assert delete_old().deleted_sessions == 0
 
@@ -166,13 +160,13 @@ def test_undelivered_event_outlives_its_session() -> None:
     assert OutboxMessage.objects.pending().get().key == str(session.id)
 
 
-def test_held_session_is_left_to_the_next_run() -> None:
-    held, free = closed_session(ended=3 * YEAR), closed_session(ended=2 * YEAR)
+def test_locked_session_is_left_to_the_next_run() -> None:
+    locked, free = closed_session(ended=3 * YEAR), closed_session(ended=2 * YEAR)
     holder = connection.copy()
     try:
         holder.set_autocommit(False)
         with holder.cursor() as cursor:
-            cursor.execute("SELECT FROM sessions WHERE id = %s FOR UPDATE", [held.id])
+            cursor.execute("SELECT FROM sessions WHERE id = %s FOR UPDATE", [locked.id])
         assert delete_old().deleted_sessions == 1
         assert not Session.objects.filter(id=free.id).exists()
     finally:
@@ -183,7 +177,7 @@ def test_held_session_is_left_to_the_next_run() -> None:
 
 @pytest.fixture
 def refused() -> Any:
-    """A session that PostgreSQL refuses to delete, amid others; then let it go."""
+    """Make a session among others that PostgreSQL refuses to delete; lift this afterwards."""
     sessions = [closed_session(ended=2 * YEAR - number * MINUTE, views=1) for number in range(7)]
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE kept (id uuid REFERENCES sessions ON DELETE RESTRICT)")
@@ -193,7 +187,7 @@ def refused() -> Any:
         cursor.execute("DROP TABLE kept")
 
 
-def test_session_at_fault_is_left_behind_and_blocks_nobody(refused: Session) -> None:
+def test_failing_session_is_left_behind_and_blocks_nobody(refused: Session) -> None:
     result = delete_old()
 
     assert (result.outcome, result.failures) == (RunOutcome.SUCCEEDED, 1)

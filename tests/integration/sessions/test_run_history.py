@@ -1,4 +1,4 @@
-"""The last day of the ActivityCloserJob above its list in the admin: figures, picture, table."""
+"""The last day of the ActivityCloserJob above its list in the admin: totals, picture, table."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -41,7 +41,7 @@ def make_run(started_at: datetime, **fields: Any) -> ActivityCloserRun:
 
 
 def svg_of(page: str) -> ET.Element:
-    """Parse the one picture of a page; it must be well-formed and load and run nothing."""
+    """Parse the only picture of a page; it must be well-formed, without scripts and links."""
     (text,) = re.findall("<figure>.*?(<svg.*?</svg>)", page, re.DOTALL)
     root = ET.fromstring(text.replace("<svg", f'<svg xmlns="{SVG[1:-1]}"', 1))
     names = {element.tag.removeprefix(SVG) for element in root.iter()}
@@ -55,7 +55,7 @@ def texts(root: ET.Element) -> list[str]:
 
 
 def bars(root: ET.Element) -> list[list[tuple[float, float, float]]]:
-    """Return of each panel its bars: (left edge, width, height)."""
+    """Return the bars of each panel: (left edge, width, height)."""
     paths = [path.attrib["d"] for path in root.iter(f"{SVG}path") if "stroke" not in path.attrib]
     bar = re.compile(r"M([\d.]+) [\d.]+v-([\d.]+)h([\d.]+)V")
     return [
@@ -90,7 +90,7 @@ def test_runs_add_up_in_steps_of_ten_minutes_over_a_day() -> None:
     assert {step.runs for step in history[1:-2]} == {0}
 
 
-def test_run_is_drawn_above_the_list_and_told_as_a_table() -> None:
+def test_run_is_drawn_above_the_list_and_repeated_as_a_table() -> None:
     silent_session(minutes=13, views=2)
     for _ in range(3):
         make_session()
@@ -116,8 +116,8 @@ def test_run_is_drawn_above_the_list_and_told_as_a_table() -> None:
         "Active sessions, up to 3",
     ]
     assert [len(panel) for panel in bars(root)] == [1, 1, 0, 1]
-    ((moment, *figures),) = table_of(content)
-    assert figures == ["1", "1", "2", "0", "3"]
+    ((moment, *totals),) = table_of(content)
+    assert totals == ["1", "1", "2", "0", "3"]
     started = ActivityCloserRun.objects.get().started_at
     assert timedelta(0) <= started - datetime.fromisoformat(f"{moment}+00:00") < HISTORY_STEP
     assert content.index("<figure") < content.index('id="result_list"')
@@ -135,13 +135,13 @@ def test_no_run_is_said_in_words() -> None:
 
 
 def history(**values: tuple[int, ...]) -> list[RunsOfStep]:
-    """Steps of a run each, with the given figures."""
+    """Steps of a run each, with the given totals."""
     length = len(next(iter(values.values())))
     return [
         RunsOfStep(
             NOON + HISTORY_STEP * index,
             runs=1,
-            **{name: figures[index] for name, figures in values.items()},
+            **{name: totals[index] for name, totals in values.items()},
         )
         for index in range(length)
     ]

@@ -27,7 +27,7 @@ def start(anonymous_id: UUID | None = None, **arguments: object) -> StartedSessi
     )
 
 
-def beat(session: Session, **arguments: object) -> tuple[UUID, bool]:
+def send_heartbeat(session: Session, **arguments: object) -> tuple[UUID, bool]:
     heartbeat = record_heartbeat(
         **{  # type: ignore[arg-type]  # a test's shorthand
             "session_id": session.id,
@@ -97,7 +97,7 @@ def test_heartbeat_extends_in_one_statement_inv_ses_003_ac2(count_statements: Ca
     session = make_session(silent=2 * MINUTE)
 
     with count_statements() as statements:
-        result = beat(session)
+        result = send_heartbeat(session)
 
     assert result == (session.id, False)
     assert len(statements) == 1
@@ -106,11 +106,11 @@ def test_heartbeat_extends_in_one_statement_inv_ses_003_ac2(count_statements: Ca
     assert extended.version == session.version
 
 
-def test_older_beat_after_a_newer_one_moves_nothing_back_c8(now: datetime) -> None:
+def test_older_heartbeat_after_a_newer_one_moves_nothing_back_c8(now: datetime) -> None:
     started = start(now=now)
     session = Session.objects.get(id=started.session.session_id)
-    beat(session, now=now + 5 * MINUTE)
-    beat(session, now=now + 2 * MINUTE)
+    send_heartbeat(session, now=now + 5 * MINUTE)
+    send_heartbeat(session, now=now + 2 * MINUTE)
     assert Session.objects.get().last_activity_at == now + 5 * MINUTE
 
 
@@ -121,12 +121,12 @@ def test_start_dated_before_the_session_moves_nothing_back_c8(now: datetime) -> 
     assert Session.objects.get().last_activity_at == now
 
 
-def test_beat_after_the_closing_restarts_and_leaves_the_closed_row_c4_a2() -> None:
+def test_heartbeat_after_the_closing_restarts_and_leaves_the_closed_row_c4_a2() -> None:
     session = silent_session(minutes=13)
     ActivityCloser(ActivityCloserOptions()).run()
     closed = Session.objects.filter(id=session.id).values().get()
 
-    session_id, restarted = beat(session)
+    session_id, restarted = send_heartbeat(session)
 
     assert restarted
     assert session_id != session.id
@@ -134,12 +134,12 @@ def test_beat_after_the_closing_restarts_and_leaves_the_closed_row_c4_a2() -> No
     assert OutboxMessage.objects.count() == 1
 
 
-def test_beat_of_another_tabs_closed_session_joins_the_active_one() -> None:
+def test_heartbeat_of_another_tabs_closed_session_joins_the_active_one() -> None:
     closed = silent_session(minutes=13)
     ActivityCloser(ActivityCloserOptions()).run()
     current = start(closed.anonymous_id).session.session_id
 
-    assert beat(closed) == (current, True)
+    assert send_heartbeat(closed) == (current, True)
     assert Session.objects.count() == 2
 
 
@@ -147,13 +147,13 @@ def test_foreign_session_id_changes_nothing_of_its_owner() -> None:
     owner = make_session(silent=3 * MINUTE)
     stranger = make_session(silent=3 * MINUTE)
 
-    session_id, restarted = beat(owner, anonymous_id=stranger.anonymous_id)
+    session_id, restarted = send_heartbeat(owner, anonymous_id=stranger.anonymous_id)
 
     assert (session_id, restarted) == (stranger.id, True)
     assert Session.objects.get(id=owner.id).last_activity_at == owner.last_activity_at
 
 
-@pytest.mark.parametrize("touch", ["start", "beat"])
+@pytest.mark.parametrize("touch", ["start", "heartbeat"])
 def test_session_silent_through_an_outage_is_closed_with_its_own_duration_c5(touch: str) -> None:
     session = silent_session(minutes=180, views=2)
 
@@ -162,7 +162,7 @@ def test_session_silent_through_an_outage_is_closed_with_its_own_duration_c5(tou
         new_session_id = started.session.session_id
         assert started.is_new
     else:
-        new_session_id, restarted = beat(session)
+        new_session_id, restarted = send_heartbeat(session)
         assert restarted
 
     old = Session.objects.get(id=session.id)
@@ -181,10 +181,10 @@ def test_session_silent_for_exactly_twice_the_threshold_is_still_revived(now: da
     assert start(anonymous_id, now=now + 48 * MINUTE + timedelta(microseconds=1)).is_new
 
 
-def test_20_parallel_beats_on_an_abandoned_session_close_it_once() -> None:
+def test_20_parallel_heartbeats_on_an_abandoned_session_close_it_once() -> None:
     session = silent_session(minutes=60, views=1)
 
-    results = run_together([lambda: beat(session)] * 20)
+    results = run_together([lambda: send_heartbeat(session)] * 20)
 
     (active,) = Session.objects.filter(status="Active")
     assert {session_id for session_id, _ in results} == {active.id}
@@ -193,7 +193,7 @@ def test_20_parallel_beats_on_an_abandoned_session_close_it_once() -> None:
 
 
 def test_start_gives_up_after_three_abandoned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The race cannot be made at will: the closing in between is taken out instead."""
+    """The race is not reproducible, so the test disables the closing between the attempts."""
     session = silent_session(minutes=60)
     monkeypatch.setattr("sessions.services.close_sessions", lambda *_, **__: None)
     with pytest.raises(SessionActiveRace):
@@ -246,7 +246,7 @@ def test_database_refuses_nonsense_c9(change: dict[str, str], constraint: str) -
 
 
 def test_one_bad_row_never_blocks_the_batch_c9() -> None:
-    """A row that could not be closed any more: the constraint is lifted to make one."""
+    """The row violates a constraint, which the test drops to make it."""
     bad = silent_session(minutes=20)
     good = [silent_session(minutes=13) for _ in range(3)]
     with connection.cursor() as cursor:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def handle(payload: Any) -> bool:
-    """Hand one message to the handler; False when it skipped it."""
+    """Pass one message to the handler; return False when it skips the message."""
     handler = SignedInHandler()
     message = record(topic=USER_SIGNED_IN, value=payload)
     sign_in = handler.decode(message)

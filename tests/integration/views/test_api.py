@@ -141,7 +141,7 @@ def test_view_heartbeat_on_a_closed_view_writes_nothing_c6() -> None:
 def test_opening_takes_two_statements_and_a_view_heartbeat_one(
     visit: Visit, name: str, count: int, count_statements: Callable[[], Any]
 ) -> None:
-    """One does all of the work; that of the limit comes before an opening."""
+    """The service needs one statement; the rate limit of an opening needs another before it."""
     with count_statements() as statements:
         send(visit.call(name), anonymous_id=visit.anonymous_id)
     assert len(statements) == count

@@ -20,9 +20,9 @@ from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import link_session, start_session
 from tests.api import OWN_VIEWS, assert_invalid, problem
+from tests.bad_input import BAD_CURSORS, BAD_LIMITS
 from tests.concurrency import COMMITTED
 from tests.factories import DEVICE, MINUTE, make_session, make_view, silent_session
-from tests.integration.sessions.test_own_sessions import BAD_CURSORS, BAD_LIMITS
 from tests.plans import index_scans
 from tests.tokens import SECRET, bearer, development_token
 from views.events import PropertyObjectViewEnded
@@ -75,7 +75,7 @@ def open_at(moment: datetime, *, session: Session | None = None, **fields: Any) 
     return str(view.id)
 
 
-# -- what an answer looks like -------------------------------------------------------------
+# -- the content of an answer --------------------------------------------------------------
 
 
 def test_active_view_is_shown_exactly_so() -> None:
@@ -105,7 +105,7 @@ def test_active_view_is_shown_exactly_so() -> None:
     }
 
 
-def test_closed_view_is_shown_as_its_event_tells_it_and_with_its_status() -> None:
+def test_closed_view_is_shown_as_in_its_event_and_with_its_status() -> None:
     session = silent_session(minutes=13, user_id=A)
     make_view(session=session, lasted=timedelta(seconds=90, milliseconds=900))
     ActivityCloser(ActivityCloserOptions()).run()
@@ -146,7 +146,7 @@ def test_what_a_guest_viewed_before_the_sign_in_is_in_the_users_history_ac7() ->
 
     assert ids() == [str(live.id), str(ended.id)]
     assert {item["UserId"] for item in items()} == {str(A)}
-    # No row was changed for it: the views themselves still know no user.
+    # The rows are unchanged: the views still have no user.
     assert list(PropertyObjectView.objects.order_by("id").values()) == before
     assert {row["user_id"] for row in before} == {None}
 
@@ -161,7 +161,7 @@ def test_views_of_a_guest_who_never_signed_in_are_nobodys_ac7() -> None:
     assert ids() == [str(view.id)]
 
 
-def test_switch_leaves_each_user_his_own_views_ac7() -> None:
+def test_switch_leaves_each_user_their_own_views_ac7() -> None:
     first = make_session()
     as_guest = make_view(session=first)
     link_session(anonymous_id=first.anonymous_id, user_id=A)
@@ -219,7 +219,7 @@ def make_history(chance: random.Random) -> list[PropertyObjectView]:
                     created_at=moment,
                     last_activity_at=moment,
                     property_object_id=chance.choice(objects),
-                    # So that an object may be Active in a session more than once.
+                    # An object can then be Active in a session more than once.
                     status="Inactive",
                     ended_at=moment,
                     duration=timedelta(0),
@@ -256,14 +256,14 @@ def test_pages_of_any_size_and_filter_show_every_view_once_the_newest_first(seed
 
 
 def test_old_session_that_still_lives_gives_the_newest_view() -> None:
-    """A tab left open for a month on one device, many short visits on another."""
+    """One device has a tab that is open for a month, another one many short visits."""
     old = make_session(user_id=A, created_at=NOON - timedelta(days=30), last_activity_at=NOON)
     newest = open_at(NOON, session=old)
     short = [open_at(NOON - number * MINUTE) for number in range(1, 6)]
     assert list(pages(Limit=2)) == [[newest, short[0]], short[1:3], short[3:5]]
 
 
-def test_view_that_is_opened_meanwhile_moves_no_page() -> None:
+def test_view_that_is_opened_between_pages_moves_no_page() -> None:
     own = [open_at(NOON - number * MINUTE) for number in range(4)]
     first = get(Limit=2).json()
     open_at(NOON + MINUTE)
@@ -421,13 +421,13 @@ def test_page_is_read_by_indexes_and_in_proportion_to_itself_among_many_rows(
 
     deep = get(Limit=10, To=hours_ago(300)).json()["NextCursor"]
     object_id = get(Limit=1).json()["Items"][0]["PropertyObjectId"]
-    # The first reads each session that has a part in the page twice, and no other.
+    # The first page reads only the sessions with views in it, each twice.
     reads: list[tuple[dict[str, Any], int]] = [
         ({}, 200),
         ({"Limit": 10, "Cursor": deep}, 50),
         ({"From": hours_ago(401), "To": hours_ago(400)}, 100),
         ({"From": hours_ago(500), "To": hours_ago(0)}, 200),
-        # Views of other objects are passed over, in the index.
+        # The scan skips views of other objects in the index.
         ({"PropertyObjectId": object_id}, 2_500),
     ]
     for query, most in reads:
@@ -493,7 +493,7 @@ def explain(statement: str) -> dict[str, Any]:
 
 
 def rows_read(node: dict[str, Any], table: str) -> float:
-    """Count the rows of a table that a plan has looked at, those that it threw away too."""
+    """Count the rows of a table that a plan has read, including those that it filtered out."""
     own = 0.0
     if node.get("Relation Name") == table:
         rows = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)

@@ -1,4 +1,4 @@
-"""manage.py rebuild_view_stats: the figures worked out again from the views, beside consumers."""
+"""manage.py rebuild_view_stats: recomputes the totals from the views, beside consumers."""
 
 import io
 import threading
@@ -18,7 +18,7 @@ from pinactivity.postgres.clock import statement_time
 from sessions.closer import ActivityCloser
 from sessions.options import ActivityCloserOptions
 from tests.concurrency import Background, run_together
-from tests.factories import MINUTE, make_session, make_stats, make_view
+from tests.factories import MINUTE, id_of_age, make_session, make_stats, make_view
 from views.models import (
     PropertyObjectView,
     PropertyObjectViewStats,
@@ -45,7 +45,7 @@ def rebuild(*options: str) -> str:
 
 
 def closed_view(**fields: Any) -> PropertyObjectView:
-    """Make a view of a minute that ended 13 minutes ago, whatever became of its event."""
+    """Make a view of a minute that ended 13 minutes ago, without its event."""
     view = make_view(silent=fields.pop("silent", 13 * MINUTE), **fields)
     PropertyObjectView.objects.filter(id=view.id).update(
         status="Inactive",
@@ -75,13 +75,7 @@ def counted_view(**fields: Any) -> PropertyObjectView:
     return view
 
 
-def id_of_age(age: timedelta) -> UUID:
-    """Make the id of a view that was opened so long ago (uuid v7)."""
-    milliseconds = int((statement_time() - age).timestamp() * 1000)
-    return UUID(int=(milliseconds << 80) | (new_id().int & ((1 << 80) - 1)))
-
-
-def figures() -> dict[UUID, tuple[int, int]]:
+def totals() -> dict[UUID, tuple[int, int]]:
     rows = PropertyObjectViewStats.objects.values_list(
         "property_object_id", "views_count", "total_duration_seconds"
     )
@@ -89,7 +83,7 @@ def figures() -> dict[UUID, tuple[int, int]]:
 
 
 def from_sql() -> dict[UUID, tuple[int, int]]:
-    """The figures as plain SQL says them about closed views."""
+    """The totals of closed views, by plain SQL."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT property_object_id, count(*),"
@@ -103,7 +97,7 @@ def drifting(result: RebuildResult) -> set[UUID]:
     return {each.property_object_id for each in result.drifting}
 
 
-def test_sound_figures_do_not_drift_and_are_left_alone() -> None:
+def test_sound_totals_do_not_drift_and_are_left_alone() -> None:
     view = counted_view(lasted=timedelta(seconds=90, microseconds=999_999))
     counted_view(property_object_id=view.property_object_id)
     make_view(property_object_id=view.property_object_id)  # Active: counts when it has ended
@@ -127,7 +121,7 @@ def test_dry_run_reports_the_drift_writes_nothing_and_exits_with_3() -> None:
 
     assert refused.value.returncode == 3
     assert f"{view.property_object_id}  views 5 -> 1  seconds 7 -> 60" in output.getvalue()
-    assert figures() == {view.property_object_id: (5, 7)}
+    assert totals() == {view.property_object_id: (5, 7)}
 
 
 def test_every_kind_of_drift_is_repaired_and_only_that() -> None:
@@ -151,7 +145,7 @@ def test_every_kind_of_drift_is_repaired_and_only_that() -> None:
         nobody.property_object_id,
     }
     assert (result.rewritten, result.objects, result.views) == (4, 5, 4)
-    assert figures() == {**from_sql(), nobody.property_object_id: (0, 0)}
+    assert totals() == {**from_sql(), nobody.property_object_id: (0, 0)}
     for view in (sound, lost, wrong, wrong_time):
         assert stats_of(view.property_object_id).last_viewed_at == view.created_at
     assert stats_of(nobody.property_object_id).last_viewed_at is None
@@ -167,18 +161,18 @@ def test_views_under_way_are_no_drift() -> None:
         "--dry-run"
     )
 
-    assert figures() == {counted.property_object_id: (1, 60)}
+    assert totals() == {counted.property_object_id: (1, 60)}
 
 
 def test_repair_counts_views_under_way_and_their_events_add_nothing_afterwards() -> None:
-    """So lost events are made good, and late ones do not count twice."""
+    """The repair counts lost events, and late ones do not count twice."""
     views = [closed_view() for _ in range(3)]
 
     assert "3 objects rewritten" in rebuild()
-    assert figures() == from_sql()
+    assert totals() == from_sql()
     count_views([event_of(view) for view in views])
 
-    assert figures() == from_sql() != {}
+    assert totals() == from_sql() != {}
     assert rebuild_stats(repair=False) == RebuildResult(objects=3, views=3)
 
 
@@ -204,11 +198,11 @@ def test_views_that_retention_has_deleted_still_count() -> None:
     PropertyObjectViewStats.objects.update(views_count=1)
     rebuild_stats(repair=True)
 
-    assert figures() == {
+    assert totals() == {
         view.property_object_id: (8, 360),
         gone.property_object_id: (2, 9),
     }
-    # Nobody knows better any more when the deleted ones were opened.
+    # The opening times of the deleted views are unknown.
     assert set(PropertyObjectViewStats.objects.values_list("last_viewed_at", flat=True)) == {newest}
 
 
@@ -222,16 +216,16 @@ def test_views_older_than_the_seen_table_remembers_are_as_good_as_counted() -> N
 
     assert (len(result.drifting), result.under_way) == (1, 0)
     count_views([event_of(old)])  # it comes again, too late to count
-    assert figures() == from_sql()
+    assert totals() == from_sql()
     assert not PropertyObjectViewStatsSeen.objects.exists()
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        # A replay's: it ended long ago by its own time, but its event is of today.
+        # A replay's view: it ended long ago by its own clock, but its event is written today.
         lambda: closed_view(silent=100 * DAY),
-        # Of a session of months: opened long ago, but it ended only now.
+        # A view of a session of months: opened long ago, ended now.
         lambda: closed_view(id=id_of_age(100 * DAY), lasted=100 * DAY),
     ],
     ids=["replayed", "long"],
@@ -246,7 +240,7 @@ def test_view_is_under_way_for_as_long_as_its_event_would_count(
     rebuild_stats(repair=True)
     count_views([replace(event_of(view), recorded_at=statement_time())])
 
-    assert figures() == from_sql()
+    assert totals() == from_sql()
 
 
 def test_objects_are_taken_chunk_by_chunk_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,13 +255,13 @@ def test_objects_are_taken_chunk_by_chunk_to_the_last(monkeypatch: pytest.Monkey
 
     assert (result.objects, result.rewritten) == (14, 14)
     assert (sum(advanced), len(advanced)) == (7, 7)
-    assert {pk: row for pk, row in figures().items() if row != (0, 0)} == from_sql()
+    assert {pk: row for pk, row in totals().items() if row != (0, 0)} == from_sql()
 
 
 def test_repair_waits_for_a_consumer_and_counts_its_batch_once() -> None:
     views = [closed_view(), closed_view()]
 
-    # Not a `with` around both: the repair can go on only after the transaction.
+    # The repair can continue only after the transaction, so one `with` cannot enclose both.
     with transaction.atomic():
         count_views([event_of(view) for view in views])
         repairing = Background(lambda: rebuild_stats(repair=True).rewritten)
@@ -276,14 +270,14 @@ def test_repair_waits_for_a_consumer_and_counts_its_batch_once() -> None:
     with repairing:
         assert repairing.result() == 0
 
-    assert figures() == from_sql()
+    assert totals() == from_sql()
 
 
 @pytest.mark.parametrize("first", ["consumer", "repair"])
 def test_view_that_closes_during_a_repair_is_counted_by_its_consumer_alone(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It closes after the repair has marked what it counts, whoever has the object's row first."""
+    """The view closes after the repair has marked its views, in both orders of locking the row."""
     view = counted_view()
     PropertyObjectViewStats.objects.update(total_duration_seconds=7)
     lock = PropertyObjectViewStatsQuerySet.lock
@@ -312,7 +306,7 @@ def test_view_that_closes_during_a_repair_is_counted_by_its_consumer_alone(
     with background:
         background.result()
 
-    assert figures() == from_sql() == {view.property_object_id: (2, 120)}
+    assert totals() == from_sql() == {view.property_object_id: (2, 120)}
 
 
 def test_consumers_closers_and_repairs_end_in_what_sql_says() -> None:
@@ -337,14 +331,14 @@ def test_consumers_closers_and_repairs_end_in_what_sql_says() -> None:
 
     calls: list[Callable[[], None]] = [consume, consume, close, repair, repair]
     run_together(calls)
-    # The events of what closed meanwhile come now; some were counted by a repair already.
+    # Now the consumer gets the events of the other closings. A repair has counted some already.
     count_views([event_of(view) for view in PropertyObjectView.objects.filter(status="Inactive")])
 
-    assert figures() == from_sql()
-    assert sum(views for views, _ in figures().values()) == 120 * 3 + 160
+    assert totals() == from_sql()
+    assert sum(views for views, _ in totals().values()) == 120 * 3 + 160
 
 
-def test_busy_database_is_told_without_its_text_and_exits_with_1() -> None:
+def test_busy_database_is_reported_without_its_text_and_exits_with_1() -> None:
     closed_view()
     holder = connection.copy()
     try:

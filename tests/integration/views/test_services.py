@@ -1,4 +1,4 @@
-"""Opening and beating property object views (design, section 6)."""
+"""Opening and extending property object views (design, section 6)."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -14,6 +14,7 @@ from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
 from sessions.services import record_heartbeat
+from tests.closer import close_inactive
 from tests.concurrency import Background, run_together
 from tests.factories import (
     DEVICE,
@@ -41,10 +42,6 @@ def open_on(session: Session, **arguments: Any) -> OpenedView:
             **arguments,
         }
     )
-
-
-def close_inactive() -> None:
-    ActivityCloser(ActivityCloserOptions()).run()
 
 
 def test_opening_makes_a_view_and_extends_the_session(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
@@ -80,7 +77,7 @@ def test_opening_the_same_object_again_extends_its_view(now: datetime) -> None:
     assert (again.view_id, again.is_new) == (first.view_id, False)
     view = PropertyObjectView.objects.get()
     assert view.last_activity_at == now + 2 * MINUTE
-    # How it was come by is told by the opening that made it.
+    # The first opening determines the source and the snapshot.
     assert (view.view_source, view.filter_snapshot) == ("Search", None)
 
 
@@ -172,7 +169,7 @@ def test_30_parallel_calls_on_one_view_lose_nothing_c2() -> None:
     session = silent_session(minutes=5)
     view = make_view(session=session)
 
-    def beat() -> bool:
+    def send_heartbeat() -> bool:
         return extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
     def reopen() -> bool:
@@ -183,14 +180,14 @@ def test_30_parallel_calls_on_one_view_lose_nothing_c2() -> None:
             session_id=session.id, anonymous_id=session.anonymous_id, device=DEVICE
         ).restarted
 
-    assert all(run_together([beat, reopen, extend] * 10))
+    assert all(run_together([send_heartbeat, reopen, extend] * 10))
 
-    beaten = PropertyObjectView.objects.get()
-    assert beaten.last_activity_at > view.last_activity_at
-    assert Session.objects.get().last_activity_at >= beaten.last_activity_at
+    extended = PropertyObjectView.objects.get()
+    assert extended.last_activity_at > view.last_activity_at
+    assert Session.objects.get().last_activity_at >= extended.last_activity_at
 
 
-def test_beat_extends_the_view_and_its_session(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
+def test_heartbeat_extends_the_view_and_its_session(count_statements: Callable) -> None:  # type: ignore[type-arg]  # a fixture
     session = silent_session(minutes=5)
     view = make_view(session=session)
 
@@ -199,13 +196,13 @@ def test_beat_extends_the_view_and_its_session(count_statements: Callable) -> No
 
     assert accepted
     assert len(statements) == 1
-    beaten = PropertyObjectView.objects.get()
-    assert beaten.last_activity_at > view.last_activity_at
-    assert Session.objects.get().last_activity_at == beaten.last_activity_at
-    assert beaten.version == 1
+    extended = PropertyObjectView.objects.get()
+    assert extended.last_activity_at > view.last_activity_at
+    assert Session.objects.get().last_activity_at == extended.last_activity_at
+    assert extended.version == 1
 
 
-def test_beat_of_a_closed_view_is_not_accepted_and_writes_nothing_inv_lv_003_c6() -> None:
+def test_heartbeat_of_a_closed_view_is_not_accepted_and_writes_nothing_inv_lv_003_c6() -> None:
     session = silent_session(minutes=1)
     view = make_view(session=session, silent=13 * MINUTE)
     close_inactive()
@@ -216,13 +213,13 @@ def test_beat_of_a_closed_view_is_not_accepted_and_writes_nothing_inv_lv_003_c6(
     assert OutboxMessage.objects.count() == 1
 
 
-def test_beat_the_day_after_the_session_closed_changes_nothing_inv_lv_003_c6(
+def test_heartbeat_the_day_after_the_session_closed_changes_nothing_inv_lv_003_c6(
     now: datetime,
 ) -> None:
     session = make_session(last_activity_at=now)
     opened = open_on(session, now=now)
     assert extend_view(view_id=opened.view_id, anonymous_id=session.anonymous_id, now=now + MINUTE)
-    ActivityCloser(ActivityCloserOptions()).run(now=now + 14 * MINUTE)
+    close_inactive(now=now + 14 * MINUTE)
     before = (Session.objects.values().get(), PropertyObjectView.objects.values().get())
     assert before[1]["duration"] == MINUTE
 
@@ -256,18 +253,19 @@ def test_view_left_silent_closes_while_its_session_lives_on_inv_lv_004(now: date
 
 
 def test_view_that_many_would_close_at_once_closes_once_inv_lv_008() -> None:
-    """Closers, beats and openings meet at abandoned views of a live session."""
+    """Closers, heartbeats and openings compete for abandoned views of a live session."""
     for _ in range(5):
         session = silent_session(minutes=1)
         old = make_view(session=session, silent=30 * MINUTE)
 
-        def beat(session: Session = session, old: PropertyObjectView = old) -> None:
+        def send_heartbeat(session: Session = session, old: PropertyObjectView = old) -> None:
             assert not extend_view(view_id=old.id, anonymous_id=session.anonymous_id)
 
         def reopen(session: Session = session, old: PropertyObjectView = old) -> None:
             open_on(session, property_object_id=old.property_object_id)
 
-        run_together([close_inactive, beat, reopen] * 3)
+        calls: list[Callable[[], object]] = [close_inactive, send_heartbeat, reopen]
+        run_together(calls * 3)
 
         closed = PropertyObjectView.objects.get(id=old.id)
         assert (closed.status, closed.duration, closed.version) == ("Inactive", MINUTE, 2)
@@ -276,7 +274,7 @@ def test_view_that_many_would_close_at_once_closes_once_inv_lv_008() -> None:
 
 
 @pytest.mark.parametrize("whose", ["unknown", "foreign"])
-def test_beat_of_a_view_that_is_not_the_devices_is_not_accepted(whose: str) -> None:
+def test_heartbeat_of_a_view_that_is_not_the_devices_is_not_accepted(whose: str) -> None:
     view = make_view(session=silent_session(minutes=5))
     view_id = new_id() if whose == "unknown" else view.id
 
@@ -285,7 +283,7 @@ def test_beat_of_a_view_that_is_not_the_devices_is_not_accepted(whose: str) -> N
     assert Session.objects.get().last_activity_at == view.session.last_activity_at
 
 
-def test_beat_of_an_abandoned_view_closes_it_with_its_own_duration() -> None:
+def test_heartbeat_of_an_abandoned_view_closes_it_with_its_own_duration() -> None:
     session = silent_session(minutes=1)
     view = make_view(session=session, silent=30 * MINUTE)
 
@@ -303,7 +301,7 @@ def test_stranger_cannot_close_an_abandoned_view() -> None:
     assert PropertyObjectView.objects.get().status == "Active"
 
 
-def test_view_beats_alone_keep_the_session_alive_c7(now: datetime) -> None:
+def test_view_heartbeats_alone_keep_the_session_alive_c7(now: datetime) -> None:
     session = make_session(last_activity_at=now)
     opened = open_on(session, now=now)
     closer = ActivityCloser(ActivityCloserOptions())
@@ -315,8 +313,8 @@ def test_view_beats_alone_keep_the_session_alive_c7(now: datetime) -> None:
     assert Session.objects.get().last_activity_at == now + 20 * MINUTE
 
 
-def test_beat_that_loses_to_the_closing_of_its_view_leaves_the_session_untouched() -> None:
-    """Phase A closes the view while the beat, which has the session, waits for it."""
+def test_heartbeat_that_loses_to_the_closing_of_its_view_leaves_the_session_untouched() -> None:
+    """Phase A closes the view while the heartbeat, which has locked the session, waits for it."""
     session = silent_session(minutes=5)
     view = make_view(session=session, silent=13 * MINUTE)
     closing = connection.copy()
@@ -391,7 +389,7 @@ def test_session_with_views_cannot_be_deleted() -> None:
     "number", ["9.2e18", "1e18", "1e-15", "0.1", "-1.5E3", "9223372036854775807"]
 )
 def test_any_accepted_number_is_read_back_from_its_event(number: str) -> None:
-    """jsonb writes numbers out in full: what we accept, our own consumers must accept again."""
+    """jsonb writes numbers in full, and the consumers must accept every accepted number."""
     session = silent_session(minutes=13)
     snapshot = strict_json.loads(f'{{"N": {number}}}'.encode())
     make_view(session=session, filter_snapshot=snapshot)

@@ -1,4 +1,4 @@
-"""Closing views: whose event it is, and what the closer locks meanwhile."""
+"""Closing views: the user in the event, and the locks of the closer."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,10 +13,9 @@ from django.db import connection
 from outbox.models import OutboxMessage
 from outbox.services import enqueue
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED
-from sessions.closer import ActivityCloser
 from sessions.models import Session
-from sessions.options import ActivityCloserOptions
 from sessions.services import link_session, record_heartbeat
+from tests.closer import close_inactive
 from tests.concurrency import Background
 from tests.factories import DEVICE, MINUTE, make_session, make_view, open_in, silent_session
 from views.models import PropertyObjectView
@@ -25,10 +24,6 @@ from views.services import extend_view
 pytestmark = pytest.mark.django_db(transaction=True)
 
 USER, OTHER = UUID(int=0xA), UUID(int=0xB)
-
-
-def close_inactive() -> None:
-    ActivityCloser(ActivityCloserOptions()).run()
 
 
 # -- UserId of the event: the session's at closing time ------------------------------------
@@ -51,19 +46,19 @@ def by_a_switch(session: Session, view: PropertyObjectView) -> None:
     assert Session.objects.get(id=session.id).close_reason == "Switched"
 
 
-def by_the_beat_of_an_abandoned_view(session: Session, view: PropertyObjectView) -> None:
+def by_the_heartbeat_of_an_abandoned_view(session: Session, view: PropertyObjectView) -> None:
     fall_silent(view, minutes=30)
     assert not extend_view(view_id=view.id, anonymous_id=session.anonymous_id)
 
 
-def by_the_beat_of_an_abandoned_session(session: Session, view: PropertyObjectView) -> None:
+def by_the_heartbeat_of_an_abandoned_session(session: Session, view: PropertyObjectView) -> None:
     fall_silent(session, minutes=30)
-    beat = record_heartbeat(
+    heartbeat = record_heartbeat(
         session_id=session.id,
         anonymous_id=session.anonymous_id,
         device=DEVICE,
     )
-    assert beat.restarted
+    assert heartbeat.restarted
 
 
 def fall_silent(row: Session | PropertyObjectView, *, minutes: int) -> None:
@@ -79,8 +74,8 @@ WAYS: list[Callable[[Session, PropertyObjectView], None]] = [
     by_phase_a,
     by_phase_b,
     by_a_switch,
-    by_the_beat_of_an_abandoned_view,
-    by_the_beat_of_an_abandoned_session,
+    by_the_heartbeat_of_an_abandoned_view,
+    by_the_heartbeat_of_an_abandoned_session,
 ]
 
 
@@ -88,7 +83,7 @@ WAYS: list[Callable[[Session, PropertyObjectView], None]] = [
 def test_event_of_a_view_carries_the_sessions_user_at_closing_time(
     close: Callable[[Session, PropertyObjectView], None],
 ) -> None:
-    """Not the view's own, which is a snapshot of its opening: a guest's here."""
+    """The view's own user is a snapshot of its opening: here a guest."""
     session = make_session(lasted=timedelta(0))
     view = make_view(session=session, lasted=timedelta(0))
     link_session(anonymous_id=session.anonymous_id, user_id=USER)
@@ -114,8 +109,8 @@ def test_event_of_a_guests_view_carries_no_user(
 
 
 @contextmanager
-def onlooker() -> Iterator[Any]:
-    """A cursor of another connection, which leaves nothing behind."""
+def other_connection() -> Iterator[Any]:
+    """Yield a cursor of another connection, whose transaction rolls back."""
     other = connection.copy()
     try:
         other.set_autocommit(False)
@@ -125,9 +120,9 @@ def onlooker() -> Iterator[Any]:
         other.close()
 
 
-def look_at_locks(backend: int) -> tuple[set[tuple[str, str]], dict[str, set[UUID]]]:
-    """Return a backend's locks on tables, and the rows of ours that nobody else can get."""
-    with onlooker() as cursor:
+def read_locks(backend: int) -> tuple[set[tuple[str, str]], dict[str, set[UUID]]]:
+    """Return a backend's locks on tables, and the rows that no other backend can lock."""
+    with other_connection() as cursor:
         cursor.execute(
             "SELECT relation::regclass::text, mode FROM pg_locks"
             " JOIN pg_class ON pg_class.oid = relation"
@@ -158,16 +153,16 @@ def test_closer_locks_the_rows_that_it_closes_and_no_others_while_views_are_inse
         cursor.execute("SELECT pg_backend_pid()")
         (backend,) = cursor.fetchone()
 
-    def enqueue_and_look(events: Any) -> None:
+    def enqueue_and_read_locks(events: Any) -> None:
         enqueue(events)
-        # In the closer's transaction, with everything locked that it locks.
+        # In the closer's transaction, after its last lock.
         for session in (browsing, live):
             with Background(lambda session=session: open_in(session)) as opening:  # type: ignore[misc]  # mypy cannot infer a lambda with a default
                 opening.result(timeout=10)
-        seen.append(look_at_locks(backend))
+        seen.append(read_locks(backend))
 
-    for module in ("views.closing", "sessions.transitions"):
-        monkeypatch.setattr(f"{module}.enqueue", enqueue_and_look)
+    monkeypatch.setattr("views.closing.enqueue", enqueue_and_read_locks)
+    monkeypatch.setattr("sessions.transitions.enqueue", enqueue_and_read_locks)
     close_inactive()
 
     (phase_a, rows_a), (phase_b, rows_b) = seen
@@ -179,7 +174,7 @@ def test_closer_locks_the_rows_that_it_closes_and_no_others_while_views_are_inse
             "property_object_views",
             "outbox_messages",
         }
-        # None that an insert, an update or a read would wait for.
+        # No lock for which an insert, an update or a read would wait.
         assert {mode for _, mode in tables} <= {
             "AccessShareLock",
             "RowShareLock",

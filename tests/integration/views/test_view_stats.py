@@ -1,4 +1,4 @@
-"""The view statistics: counted once, read at once, forgotten in time (design, section 6)."""
+"""The view statistics: counting, reading and the seen table (design, section 6)."""
 
 import random
 from datetime import datetime, timedelta
@@ -18,8 +18,7 @@ from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.testing import InMemoryBroker, message, record
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, dead_letter_topic
 from pinactivity.postgres.clock import statement_time
-from sessions.closer import ActivityCloser
-from sessions.options import ActivityCloserOptions
+from tests.closer import close_inactive
 from tests.concurrency import run_together
 from tests.consuming import FIVE_MINUTES, drive
 from tests.factories import MINUTE, make_session, make_view, silent_session
@@ -65,13 +64,13 @@ def view_of(object_id: UUID, **changes: Any) -> EndedView:
 
 
 def handle(*records: Record) -> None:
-    """Hand messages to the handler as one batch."""
+    """Pass messages to the handler as one batch."""
     handler = ViewStatsHandler()
     handler.flush([Entry(each, handler.decode(each)) for each in records])
 
 
 def published() -> list[Record]:
-    """What the outbox holds of ended views, as the consumer would get it."""
+    """Return the outbox's events of ended views as the consumer would receive them."""
     rows = OutboxMessage.objects.filter(topic=PROPERTY_OBJECT_VIEW_ENDED).order_by("id")
     return [
         record(
@@ -81,11 +80,7 @@ def published() -> list[Record]:
     ]
 
 
-def close_inactive(now: datetime | None = None) -> None:
-    ActivityCloser(ActivityCloserOptions()).run(now=now)
-
-
-def figures(object_id: UUID) -> tuple[int, int, datetime | None]:
+def totals(object_id: UUID) -> tuple[int, int, datetime | None]:
     stats = stats_of(object_id)
     return stats.views_count, stats.total_duration_seconds, stats.last_viewed_at
 
@@ -127,8 +122,8 @@ def test_closed_views_add_up_by_object() -> None:
     handle(*published())
 
     # Each DurationSeconds is rounded down, then added.
-    assert figures(object_id) == (3, 270, views[0].created_at)
-    assert figures(other.property_object_id) == (1, 60, other.created_at)
+    assert totals(object_id) == (3, 270, views[0].created_at)
+    assert totals(other.property_object_id) == (1, 60, other.created_at)
     assert PropertyObjectViewStatsSeen.objects.count() == 4
 
 
@@ -153,7 +148,7 @@ def test_event_counts_once_however_often_it_comes_inv_lvs_003() -> None:
 def test_view_counts_once_under_two_message_ids() -> None:
     payload = ended()
     handle(record(PROPERTY_OBJECT_VIEW_ENDED, payload), record(PROPERTY_OBJECT_VIEW_ENDED, payload))
-    assert figures(UUID(payload["PropertyObjectId"]))[:2] == (1, 30)
+    assert totals(UUID(payload["PropertyObjectId"]))[:2] == (1, 30)
 
 
 def test_names_count_in_any_case_and_ids_in_any_spelling() -> None:
@@ -169,14 +164,14 @@ def test_names_count_in_any_case_and_ids_in_any_spelling() -> None:
     ]
     for payload in payloads:
         handle(record(PROPERTY_OBJECT_VIEW_ENDED, payload))
-    assert figures(object_id)[:2] == (1, 30)
+    assert totals(object_id)[:2] == (1, 30)
 
 
 def test_last_viewed_at_never_moves_back() -> None:
     object_id, now = new_id(), statement_time()
     for days in (5, 2, 9):
         count_views([view_of(object_id, viewed_at=now - days * DAY)])
-    assert figures(object_id) == (3, 30, now - 2 * DAY)
+    assert totals(object_id) == (3, 30, now - 2 * DAY)
 
 
 def test_batch_takes_three_statements_whatever_its_size(count_statements: Any) -> None:
@@ -185,11 +180,11 @@ def test_batch_takes_three_statements_whatever_its_size(count_statements: Any) -
     with count_statements() as statements:
         count_views(views)
     assert len([s for s in statements if s["sql"] not in {"BEGIN", "COMMIT"}]) == 3
-    assert {figures(object_id)[0] for object_id in objects} == {50}
+    assert {totals(object_id)[0] for object_id in objects} == {50}
 
 
 def test_failed_increment_leaves_no_view_seen() -> None:
-    """Else the retry would find the views seen, and lose them."""
+    """Otherwise the retry would find the views seen, and never count them."""
     full = new_id()
     PropertyObjectViewStats.objects.create(
         property_object_id=full, views_count=1, total_duration_seconds=2**63 - 1
@@ -201,15 +196,15 @@ def test_failed_increment_leaves_no_view_seen() -> None:
 
 
 def test_event_older_than_80_days_is_skipped_and_counted_as_such() -> None:
-    """Its view may have been forgotten as seen: a replay must never count twice."""
+    """The seen table may no longer contain its view, and a replay must not count it twice."""
     object_id, now = new_id(), statement_time()
     before = outcomes()
     count_views([view_of(object_id, recorded_at=now - 80 * DAY - MINUTE)])
-    assert figures(object_id) == (0, 0, None)
+    assert totals(object_id) == (0, 0, None)
     assert outcomes()["TooOld"] == before["TooOld"] + 1
 
     count_views([view_of(object_id, recorded_at=now - 80 * DAY + MINUTE)])
-    assert figures(object_id)[0] == 1
+    assert totals(object_id)[0] == 1
 
 
 def test_consumers_with_the_same_views_in_any_order_neither_deadlock_nor_count_twice() -> None:
@@ -223,14 +218,14 @@ def test_consumers_with_the_same_views_in_any_order_neither_deadlock_nor_count_t
 
     run_together([consume] * 8)
 
-    assert sum(figures(object_id)[0] for object_id in objects) == 600
+    assert sum(totals(object_id)[0] for object_id in objects) == 600
     for object_id in objects:
         expected = sum(view.property_object_id == object_id for view in views)
-        assert figures(object_id)[:2] == (expected, 10 * expected)
+        assert totals(object_id)[:2] == (expected, 10 * expected)
 
 
 def test_rows_are_locked_in_the_order_of_their_keys() -> None:
-    """What keeps two consumers from a deadlock; the rows of a batch lie as they were written."""
+    """The order prevents a deadlock of two consumers, whatever the order in their batches."""
     count_views(random.sample([view_of(new_id()) for _ in range(300)], 300))
     for model in (PropertyObjectViewStatsSeen, PropertyObjectViewStats):
         rows = model.objects.raw(f"SELECT * FROM {model._meta.db_table} ORDER BY ctid")
@@ -271,7 +266,7 @@ def test_broken_contract_is_poison_with_a_reason(changes: dict[str, Any], reason
 def test_bounds_of_the_duration_count(seconds: int) -> None:
     payload = ended(DurationSeconds=seconds)
     handle(record(PROPERTY_OBJECT_VIEW_ENDED, payload))
-    assert figures(UUID(payload["PropertyObjectId"]))[:2] == (1, seconds)
+    assert totals(UUID(payload["PropertyObjectId"]))[:2] == (1, seconds)
 
 
 def test_poison_goes_to_the_dead_letters_and_its_neighbours_count() -> None:
@@ -308,12 +303,12 @@ def test_poison_goes_to_the_dead_letters_and_its_neighbours_count() -> None:
 # -- with the life of a view ---------------------------------------------------------------
 
 
-def test_beat_of_the_next_day_changes_neither_the_closed_view_nor_the_figures_c6() -> None:
+def test_heartbeat_of_the_next_day_changes_neither_the_closed_view_nor_the_totals_c6() -> None:
     session = silent_session(minutes=20)
     view = make_view(session=session)
     close_inactive()
     handle(*published())
-    before = figures(view.property_object_id)
+    before = totals(view.property_object_id)
 
     tomorrow = statement_time() + DAY
     assert not extend_view(view_id=view.id, anonymous_id=session.anonymous_id, now=tomorrow)
@@ -321,10 +316,10 @@ def test_beat_of_the_next_day_changes_neither_the_closed_view_nor_the_figures_c6
     handle(*published())
 
     assert PropertyObjectView.objects.get().duration == MINUTE
-    assert figures(view.property_object_id) == before == (1, 60, view.created_at)
+    assert totals(view.property_object_id) == before == (1, 60, view.created_at)
 
 
-def test_view_that_beats_for_20_minutes_counts_once_with_all_of_them_c7(now: datetime) -> None:
+def test_view_extended_for_20_minutes_counts_once_with_all_of_them_c7(now: datetime) -> None:
     session = make_session(last_activity_at=now)
     view = make_view(session=session, lasted=timedelta(0))
     for minute in range(1, 21):
@@ -336,14 +331,14 @@ def test_view_that_beats_for_20_minutes_counts_once_with_all_of_them_c7(now: dat
     close_inactive(now=now + 33 * MINUTE)
     handle(*published())
 
-    assert figures(view.property_object_id) == (1, 1200, now)
+    assert totals(view.property_object_id) == (1, 1200, now)
 
 
 # -- the seen table ------------------------------------------------------------------------
 
 
 def see(*ages: timedelta) -> list[UUID]:
-    """Insert views as counted so long ago."""
+    """Insert views that were counted some time ago."""
     now = statement_time()
     rows = [
         PropertyObjectViewStatsSeen(property_object_view_id=new_id(), seen_at=now - age)
@@ -427,7 +422,7 @@ def test_object_without_views_has_zeros(api: Client) -> None:
     )
 
 
-def test_figures_are_answered_in_one_statement_to_anybody(
+def test_totals_are_answered_in_one_statement_to_anybody(
     api: Client, count_statements: Any
 ) -> None:
     object_id, now = new_id(), statement_time()
@@ -456,6 +451,6 @@ def test_what_is_no_id_is_not_found(api: Client, object_id: str) -> None:
     assert response.json()["code"] == "NOT_FOUND"
 
 
-def test_figures_are_read_only(api: Client) -> None:
+def test_totals_are_read_only(api: Client) -> None:
     response = api.post(url(new_id()))
     assert (response.status_code, response.json()["code"]) == (405, "METHOD_NOT_ALLOWED")

@@ -1,4 +1,4 @@
-"""What a User-Agent says of a device, over the shipped list of real ones."""
+"""The device of a User-Agent, for the shipped list of real ones."""
 
 from pathlib import Path
 

@@ -18,23 +18,22 @@ _ESTIMATED_VIEWS = """
 """
 
 _DESCRIPTION = """\
-Work the view statistics out again from the views, report the drift, and repair it.
+Recompute the view statistics from the views, report the drift, and repair it.
 
-An object's figures are those of its closed views, plus those of the views that
+An object's totals are those of its closed views, plus those of the views that
 retention has deleted (purged_*). A view counts when its event has been handled.
 
-  drift       figures that are not what the counted views add up to
-  under way   closed views whose event has not been handled yet: no drift, but
-              where their number does not fall, events were lost, or are among
-              the dead letters
+  drift       stored totals differ from those of the counted views
+  under way   closed views whose event has not been handled yet. This is no drift;
+              but if their number does not fall, events were lost or dead-lettered
 
-The repair counts the views under way too, and remembers every view that it counts:
-an event that comes afterwards, or again, adds nothing. So it is safe beside running
-consumers, and after events were lost. It locks only what it rewrites, 100 objects
-at a time; interrupted, it is simply run again.
+The repair also counts the views under way, and marks every view that it counts as
+seen: a later or repeated event adds nothing. So it is safe beside running consumers
+and after lost events. It locks only what it rewrites, 100 objects at a time. After
+an interruption, run it again.
 
-Exit codes: 0 no drift, or all of it repaired; 1 the database was away or busy;
-3 there is drift, and --dry-run left it.
+Exit codes: 0 no drift, or all of it repaired; 1 the database was unavailable or busy;
+3 there is drift, and --dry-run did not repair it.
 """
 
 
@@ -76,7 +75,7 @@ class Command(BaseCommand):
 
 def _rebuild(*, repair: bool) -> RebuildResult:
     with connection.cursor() as cursor:
-        # An object with a million views takes longer than any statement of the service should.
+        # An object with a million views takes longer than the service's statement timeout.
         cursor.execute("SET statement_timeout = '1h'")
         cursor.execute(_ESTIMATED_VIEWS)
         (views,) = cursor.fetchone()
