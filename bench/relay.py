@@ -42,7 +42,8 @@ from bench.measure import (
 )
 from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
-from outbox.relay import OutboxRelay, _fetch
+from outbox.pending_messages import fetch_messages
+from outbox.relay import OutboxRelay
 from outbox.services import enqueue
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
@@ -90,7 +91,7 @@ class Backlog:
             _write(events)
             cursor.execute("DROP TABLE IF EXISTS backlog")
             cursor.execute("CREATE TABLE backlog AS SELECT * FROM outbox_messages")
-        rows = _fetch(OutboxMessage.objects.order_by("id"), events)
+        rows = fetch_messages(OutboxMessage.objects.order_by("id"), events)
         self.messages: list[Message] = [row.message for row in rows]
 
     def load(self) -> None:

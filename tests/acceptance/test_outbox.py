@@ -193,7 +193,7 @@ def test_everything_that_came_while_the_broker_was_away_flows_on_its_return_c43_
     broker.stop()
     insert_messages(scale.pending // 2)
     with relays(2, tmp_path / "log") as supervisor:
-        waiting = OutboxMessage.objects.waiting()
+        waiting = OutboxMessage.objects.to_retry()
         wait_until(waiting.exists, what="the first fault")
         insert_messages(scale.pending // 2)
         assert set(OutboxMessage.objects.values_list("attempts", flat=True)) == {0}
@@ -258,7 +258,7 @@ def test_topic_made_again_under_a_running_relay_gets_all_that_was_not_sent(
         delete_topic()
         if absent:
             enqueue_one_version(keys, 4, moment)
-            wait_until(OutboxMessage.objects.waiting().exists, what="the fault")
+            wait_until(OutboxMessage.objects.to_retry().exists, what="the fault")
             enqueue_one_version(keys, 5, moment)
         make_topic()
         enqueue_one_version(keys, 6, moment)

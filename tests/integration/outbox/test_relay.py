@@ -27,7 +27,7 @@ from outbox.relay import OutboxRelay
 from outbox.retention import purge_published
 from outbox.selectors import outbox_snapshot
 from outbox.services import NotInTransaction, enqueue, redrive
-from outbox.wakeup import _Bell
+from outbox.wakeup import _Waker
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher, Message, Publisher
@@ -65,9 +65,9 @@ def enqueue_committed(*events: SessionEnded) -> None:
         enqueue(events)
 
 
-def end_waits() -> None:
+def end_backoffs() -> None:
     """Let the time pass until which messages wait."""
-    OutboxMessage.objects.waiting().end_waits()
+    OutboxMessage.objects.to_retry().retry_now()
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_relay_delivers_key_value_and_headers(
 
     result = relay(publisher).run()
 
-    assert (result.published, result.parked, result.fault) == (1, 0, None)
+    assert (result.published, result.parked, result.error) == (1, 0, None)
     message = OutboxMessage.objects.get()
     assert message.published_at is not None
     (record,) = read_topic(SESSION_ENDED)
@@ -158,7 +158,7 @@ def test_relay_drains_many_batches_in_order_within_a_key(
 
     result = relay(publisher, batch_size=33).run()
 
-    assert (result.published, result.fault) == (200, None)
+    assert (result.published, result.error) == (200, None)
     versions: dict[bytes, list[int]] = {}
     for record in read_topic(SESSION_ENDED):
         assert record.partition == (murmur2(record.key) & 0x7FFFFFFF) % 6, "not as other producers"
@@ -205,7 +205,7 @@ def test_message_too_large_is_parked_and_the_rest_flows_c42(
 
     result = relay(publisher).run()
 
-    assert (result.published, result.parked, result.fault) == (2, 1, None)
+    assert (result.published, result.parked, result.error) == (2, 1, None)
     parked = OutboxMessage.objects.get(key=str(large.session_id))
     assert parked.parked_at is not None
     assert parked.last_error == "MessageSizeTooLargeError"
@@ -222,7 +222,7 @@ def test_absent_broker_leaves_everything_pending_and_spends_no_attempt() -> None
     result = relay(publisher).run()
 
     assert result.published == 0
-    assert result.fault is not None
+    assert result.error is not None
     assert list(OutboxMessage.objects.values_list("published_at", "parked_at", "attempts")) == [
         (None, None, 0),
         (None, None, 0),
@@ -259,12 +259,12 @@ def test_topic_that_cannot_be_sent_to_keeps_no_other_waiting(publisher: Any) -> 
 
     result = relay(OneTopicIsGone(publisher, SessionLinked.TOPIC)).run()
 
-    assert (result.published, result.fault) == (2, "KafkaTimeoutError")
+    assert (result.published, result.error) == (2, "KafkaTimeoutError")
     pending = OutboxMessage.objects.filter(published_at__isnull=True)
     assert set(pending.values_list("key", flat=True)) == {str(linked.session_id)}
     assert pending.count() == 2, "a later message overtook its key's earlier one"
     assert set(pending.values_list("attempts", flat=True)) == {0}
-    end_waits()
+    end_backoffs()
     assert relay(publisher).run().published == 2
 
 
@@ -348,12 +348,12 @@ def test_marks_made_while_a_batch_is_sent_are_kept_for_what_kafka_acknowledged_a
     states = OutboxMessage.objects.order_by("id")
     assert [(row.delivery, row.attempts) for row in states] == [
         ("Published", 0),
-        ("Waiting (CorruptRecordError)", 1),
+        ("Retrying (CorruptRecordError)", 1),
         ("Pending", 0),
         ("Published", 0),
         ("Parked (ValueError)", 1),
     ]
-    end_waits()
+    end_backoffs()
     assert relay(publisher).run().published == 2
     assert versions_by_key(read_topic(SESSION_ENDED)) == {
         str(each).encode(): [2, 3] for each in (key, poisoned)
@@ -454,7 +454,7 @@ def test_fault_of_reading_ahead_keeps_what_was_sent(publisher: Any) -> None:
         assert worker.run_once().published == 10
 
     assert OutboxMessage.objects.pending().count() == 15
-    assert [line["event"] for line in logs] == ["look ahead failed"]
+    assert [line["event"] for line in logs] == ["prefetch failed"]
     with pytest.raises(AttributeError):
         worker.run_once()
 
@@ -472,9 +472,9 @@ def test_fault_of_a_batch_keeps_what_was_read_ahead_from_being_sent(
 
     result = relay(_Failing(publisher, is_third_version_of_one), batch_size=10).run_once()
 
-    assert (result.claimed, result.published, result.is_held) == (20, 19, True)
+    assert (result.claimed, result.published, result.is_blocked) == (20, 19, True)
     assert OutboxMessage.objects.pending().count() == 21
-    end_waits()
+    end_backoffs()
     assert relay(publisher, batch_size=10).run().published == 21
     assert versions_by_key(read_topic(SESSION_ENDED)) == {
         str(key).encode(): [2, 3, 4, 5] for key in keys
@@ -593,8 +593,8 @@ def relay_until_drained(wrap: Callable[[Publisher], Publisher], **options: Any) 
     try:
         while OutboxMessage.objects.pending().exists():
             result = worker.run()
-            counts += Counter(published=result.published, faults=result.fault is not None)
-            end_waits()
+            counts += Counter(published=result.published, faults=result.error is not None)
+            end_backoffs()
     finally:
         publisher.close()
     return counts
@@ -735,11 +735,11 @@ def test_backoff_of_a_poisoned_message_is_in_its_row_and_all_relays_keep_to_it_c
         assert len(tried) == attempt == first.attempts, "one attempt, whoever made it"
         assert first.next_attempt_at is not None
         waits.append(first.next_attempt_at - statement_time())
-        end_waits()
+        end_backoffs()
 
     assert set(tried) == {b"2"}, "the key's later message never overtook it"
     assert first.last_error == "CorruptRecordError"
-    assert first.delivery == "Waiting (CorruptRecordError)"
+    assert first.delivery == "Retrying (CorruptRecordError)"
     longest = [timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 16, 32, 60, 60)]
     assert all(wait <= most for wait, most in zip(waits, longest, strict=True))
     assert waits[-1] > timedelta(seconds=30)
@@ -762,7 +762,7 @@ def test_message_refused_once_is_sent_again_by_itself(publisher: Any) -> None:
     keys = OutboxMessage.objects.order_by("id").values_list("key", flat=True)
     neighbours = {key.encode() for key in keys[3:6]}
     relay(Refusing(publisher, lambda message: message.key in neighbours)).run()
-    end_waits()
+    end_backoffs()
     relay(Refusing(publisher, lambda _: False)).run()
 
     assert batches == [10, 1, 1, 1]
@@ -810,7 +810,7 @@ def test_message_that_cannot_be_sent_is_parked_and_sent_again_by_command(
     worker = relay(publisher)
     result = worker.run()
 
-    assert (result.published, result.parked, result.fault) == (1, 1, None)
+    assert (result.published, result.parked, result.error) == (1, 1, None)
     unsendable.refresh_from_db()
     assert (unsendable.attempts, unsendable.delivery) == (1, f"Parked ({unsendable.last_error})")
     with pytest.raises(CommandError, match="which"):
@@ -842,7 +842,7 @@ def test_sending_again_touches_parked_messages_only() -> None:
     assert [message.delivery.split()[0] for message in OutboxMessage.objects.order_by("id")] == [
         "Published",
         "Pending",
-        "Waiting",
+        "Retrying",
         "Parked",
     ]
 
@@ -1035,7 +1035,7 @@ def test_commits_wake_the_relay_once_and_pile_nothing_up(
     assert waiting_ticks() == 0
 
     for _ in range(20):
-        monkeypatch.setattr("outbox.wakeup._bell", _Bell())  # as in another process
+        monkeypatch.setattr("outbox.wakeup._waker", _Waker())  # as in another process
         with transaction.atomic():
             enqueue([session_ended()])
             enqueue([session_ended()])
@@ -1051,7 +1051,7 @@ def test_broker_of_celery_that_is_away_holds_up_one_commit_and_fails_none(
         listener.bind(("127.0.0.1", 0))
         if answers:
             listener.listen()  # it takes connections, and says nothing
-        monkeypatch.setattr("outbox.wakeup._bell", _Bell())
+        monkeypatch.setattr("outbox.wakeup._waker", _Waker())
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
         monkeypatch.setattr(current_app.conf, "broker_write_url", url)
         failed = wake_ups("Failed")
