@@ -30,19 +30,19 @@ class OutboxOptions:
     """How long published messages are kept for support staff."""
 
     def __post_init__(self) -> None:
-        errors: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         if not 1 <= self.batch_size <= 10_000:
-            errors["batch_size"] = "Must be from 1 to 10000."
+            reasons["batch_size"] = "Must be from 1 to 10000."
         if not timedelta(seconds=1) <= self.polling_interval <= timedelta(minutes=1):
-            errors["polling_interval"] = "Must be from 00:00:01 to 00:01:00."
+            reasons["polling_interval"] = "Must be from 00:00:01 to 00:01:00."
         if not timedelta(seconds=1) <= self.delivery_timeout <= timedelta(seconds=15):
-            errors["delivery_timeout"] = "Must be from 00:00:01 to 00:00:15."
+            reasons["delivery_timeout"] = "Must be from 00:00:01 to 00:00:15."
         if self.shards not in _SHARDS:
-            errors["shards"] = f"Must be one of {', '.join(map(str, _SHARDS))}."
+            reasons["shards"] = f"Must be one of {', '.join(map(str, _SHARDS))}."
         if not timedelta(hours=1) <= self.published_kept <= timedelta(days=3650):
-            errors["published_kept"] = "Must be from 01:00:00 to 3650.00:00:00."
-        if errors:
-            raise InvalidOptions(errors)
+            reasons["published_kept"] = "Must be from 01:00:00 to 3650.00:00:00."
+        if reasons:
+            raise InvalidOptions(reasons)
 
     @property
     def shard_numbers(self) -> range:

@@ -195,19 +195,19 @@ class OutboxRelay:
 
 
 def _try_lock(shard: int | None) -> bool:
-    """Lock a shard, or all for None; returns False if another relay has it.
+    """Lock a shard, or all of them for None; return False if another relay has the lock.
 
     The same statement restricts the transaction to index scans, except for all shards: their
     order by id needs a sort.
     """
-    lock_all = "pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
-    share_all = "pg_try_advisory_xact_lock_shared(hashtextextended(%s, 0))"
+    exclusive = "pg_try_advisory_xact_lock(hashtextextended(%s, 0))"
+    shared = "pg_try_advisory_xact_lock_shared(hashtextextended(%s, 0))"
     with connection.cursor() as cursor:
         if shard is None:
-            cursor.execute(f"SELECT {lock_all}", [_LOCK])
+            cursor.execute(f"SELECT {exclusive}", [_LOCK])
         else:
             cursor.execute(
-                f"SELECT {INDEX_SCANS_ONLY}, {share_all} AND {lock_all}",
+                f"SELECT {INDEX_SCANS_ONLY}, {shared} AND {exclusive}",
                 [_LOCK, f"{_LOCK}:{shard}"],
             )
         return bool(cursor.fetchone()[-1])
