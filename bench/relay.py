@@ -372,7 +372,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--latency-seconds", type=float, default=20.0)
     parser.add_argument("--held-seconds", type=float, default=60.0)
     parser.add_argument("--batch-size", type=int, help="default: the option's")
-    parser.add_argument("--quick", action="store_true", help="a few seconds each, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="a few seconds each")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.events, arguments.repeats = 5_000, 1

@@ -15,7 +15,7 @@ from pinactivity.kafka.producer import DeliveryFault, ProbingPublisher
 
 log = structlog.get_logger(__name__)
 
-MAX_RETRIES = 1000
+MAX_PENDING_RETRIES = 1000
 """Messages of a shard with a retry time. With so many the relay begins nothing new."""
 _MAX_DELAY_SECONDS = 60.0
 """The first delay is one second; each that follows is twice as long."""
@@ -73,12 +73,12 @@ def first_of_each_topic(failures: Sequence[Failure]) -> Iterator[Failure]:
 
 
 def find_retries(messages: OutboxMessageQuerySet, order: Sequence[str]) -> list[Retry]:
-    """Return the messages with a retry time, at most MAX_RETRIES."""
+    """Return the messages with a retry time, at most MAX_PENDING_RETRIES."""
     rows = (
         messages.to_retry()
         .annotate(is_due=Q(next_attempt_at__lte=Now()))
         .order_by(*order)
-        .values_list(*Retry._fields)[:MAX_RETRIES]
+        .values_list(*Retry._fields)[:MAX_PENDING_RETRIES]
     )
     return [Retry(*row) for row in rows]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import structlog
 from django.db import transaction
 
-from outbox.backoff import MAX_RETRIES, Retry, exclude_blocked, find_retries
+from outbox.backoff import MAX_PENDING_RETRIES, Retry, exclude_blocked, find_retries
 from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
 from outbox.pending_messages import PendingMessage, fetch_messages
@@ -129,4 +129,4 @@ class BatchReader:
 def _divide_batch(retries: list[Retry], batch_size: int) -> tuple[list[int], int]:
     """Return the ids of the retries that a batch takes, and how many new messages it takes."""
     due = [retry.id for retry in retries if retry.is_due][:batch_size]
-    return due, batch_size - len(due) if len(retries) < MAX_RETRIES else 0
+    return due, batch_size - len(due) if len(retries) < MAX_PENDING_RETRIES else 0

@@ -114,7 +114,7 @@ def relay_until_drained(wrap: Callable[[Publisher], Publisher], **options: Any) 
     try:
         while OutboxMessage.objects.pending().exists():
             result = worker.run()
-            counts += Counter(published=result.published, faults=result.error is not None)
+            counts += Counter(published=result.published, errors=result.error is not None)
             end_backoffs()
     finally:
         publisher.close()
@@ -137,7 +137,7 @@ def test_order_of_a_key_holds_with_two_relays_when_every_seventh_send_fails_c41(
     counts = run_together([work, work])
 
     assert sum(count["published"] for count in counts) == 120
-    assert sum(count["faults"] for count in counts) > 0
+    assert sum(count["errors"] for count in counts) > 0
     assert versions_by_key(read_topic(SESSION_ENDED)) == {
         str(key).encode(): list(range(2, 12)) for key in keys
     }
