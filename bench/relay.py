@@ -2,14 +2,14 @@
 
 `make bench NAME=relay` measures
 
-- the rate: events/s of the relay with a backlog, in turn with those of a producer that has the
-  same bytes ready and waits for each acknowledgement; and the CPU time of each for an event. The
-  producer's partitioner is kafka-python's; the interpreter is settled for both, as a worker's is;
-- the latency: 500 events/s, 10 a transaction, written here; a worker of Celery publishes them,
-  woken by commits, with beat's tick as the bound. From the moment before the commit until a
-  consumer has the event, which lies behind Kafka's acknowledgement;
-- the rate with a REPEATABLE READ transaction held: its last part against its first
-  (`held_xmin_ratio`), at full load all the time (`--held-seconds 600` for the design's case).
+- the rate: events/s of the relay with a backlog, in turn with a producer that has the same bytes
+  ready and waits for each acknowledgement; and the CPU time of each for an event. The producer
+  has kafka-python's partitioner. The interpreter is tuned for both, as in a worker;
+- the latency: this process writes 500 events/s, 10 a transaction, and a worker of Celery publishes
+  them, woken by commits and by the ticks of Celery's beat. It is the time from just before the
+  commit until a consumer has the event, which is after Kafka's acknowledgement;
+- the rate at full load beside a REPEATABLE READ transaction: the last quarter of that time by the
+  rate before it (`held_xmin_ratio`; `--held-seconds 600` for the design's case).
 """
 
 import argparse
@@ -42,7 +42,8 @@ from bench.measure import (
 )
 from outbox.models import OutboxMessage
 from outbox.options import OutboxOptions
-from outbox.relay import OutboxRelay, _fetch
+from outbox.pending_messages import fetch_messages
+from outbox.relay import OutboxRelay
 from outbox.services import enqueue
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
@@ -81,7 +82,7 @@ def _write(count: int) -> None:
 
 
 class Backlog:
-    """The same events at every load, pending again; and their bytes, ready to send."""
+    """Events that each load makes pending again, and their bytes, ready to send."""
 
     def __init__(self, events: int) -> None:
         self.events = events
@@ -90,7 +91,7 @@ class Backlog:
             _write(events)
             cursor.execute("DROP TABLE IF EXISTS backlog")
             cursor.execute("CREATE TABLE backlog AS SELECT * FROM outbox_messages")
-        rows = _fetch(OutboxMessage.objects.order_by("id"), events)
+        rows = fetch_messages(OutboxMessage.objects.order_by("id"), events)
         self.messages: list[Message] = [row.message for row in rows]
 
     def load(self) -> None:
@@ -102,7 +103,7 @@ class Backlog:
 
 
 class CpuTime:
-    """Sums up this process's CPU time by name."""
+    """Sums up the CPU time of this process, by the name of what ran."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -124,22 +125,22 @@ def _publisher(options: OutboxOptions) -> KafkaPublisher:
 
 
 def measure_rate(events: int, repeats: int, options: OutboxOptions) -> dict[str, Any]:
-    """Let relay and bare producer send the same backlog in turn."""
+    """Measure relay and bare producer in turn, on the same backlog."""
     backlog = Backlog(events)
     publisher = _publisher(options)
-    # What is given up within 8 s is enough of a wave, and not of a whole backlog at once.
+    # It sends the whole backlog at once, which may take longer than the 8 s of a wave.
     bare = KafkaProducer(
         **producer_settings(120.0, most_bytes=1024 * 1024),
         bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS,
     )
     bare.partitions_for(SESSION_ENDED)
-    publisher.publish(backlog.messages[:1])  # so that it is as ready as the other
+    publisher.publish(backlog.messages[:1])  # connects, as the bare producer has
 
     def run_relay() -> None:
         # A new one each time: the ids begin again.
         result = OutboxRelay(publisher=publisher, options=options).run()
         if result.published != events:
-            raise BenchFailed(f"The relay did not do its work: {result}")
+            raise BenchFailed(f"The relay did not publish everything: {result}")
 
     def run_bare() -> None:
         futures = [
@@ -213,9 +214,9 @@ def _worker() -> Iterator[None]:
 
 @contextmanager
 def _arrivals() -> Iterator[dict[bytes, float]]:
-    """Consume; give the keys that have come so far, each with the clock's time of its coming.
+    """Consume; yield the keys that have arrived so far, each with the time of its arrival.
 
-    At the end of the block everything that the broker has is in.
+    At the end of the block every message of the broker is among them.
     """
     consumer = KafkaConsumer(
         bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS, group_id=None, enable_auto_commit=False
@@ -243,7 +244,7 @@ def _arrivals() -> Iterator[dict[bytes, float]]:
 
 
 def measure_latency(seconds: float) -> dict[str, Any]:
-    """Write at a steady pace while a worker publishes; the first seconds are not counted."""
+    """Write at a steady pace while a worker publishes; the first event only warms up."""
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE outbox_messages RESTART IDENTITY")
     interval = _EVENTS_A_TRANSACTION / _RATE
@@ -260,12 +261,12 @@ def measure_latency(seconds: float) -> dict[str, Any]:
                 enqueue(events)
                 now = time.monotonic()
             committed |= {str(event.session_id).encode(): now for event in events}
-        taken = time.monotonic() - began
+        seconds_taken = time.monotonic() - began
         _wait_for_delivery(60)
     latencies = [(arrived[key] - at) * 1000 for key, at in committed.items()]
     cuts = statistics.quantiles(latencies, n=100)
     return {
-        "latency_events_per_second": round(len(committed) / taken),
+        "latency_events_per_second": round(len(committed) / seconds_taken),
         "latency_p50_ms": round(cuts[49], 1),
         "latency_p99_ms": round(cuts[98], 1),
         "latency_max_ms": round(max(latencies), 1),
@@ -276,7 +277,7 @@ def _wait_for_delivery(seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while OutboxMessage.objects.pending().exists():
         if time.monotonic() > deadline:
-            raise BenchFailed("The worker does not deliver.")
+            raise BenchFailed("The worker did not publish everything in time.")
         time.sleep(0.05)
 
 
@@ -298,9 +299,9 @@ def _held_snapshot() -> Iterator[None]:
 
 
 def measure_held(seconds: float, options: OutboxOptions) -> dict[str, Any]:
-    """Relay at full load, first without and then with a held transaction.
+    """Measure the relay at full load, first without and then beside a held transaction.
 
-    Only the relay's own time counts: events are written between its runs, a chunk at a time.
+    Only the time of the relay counts. Between its runs a chunk of events is written.
     """
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE outbox_messages RESTART IDENTITY")
@@ -316,12 +317,12 @@ def measure_held(seconds: float, options: OutboxOptions) -> dict[str, Any]:
             _write(chunk)
             began = time.monotonic()
             if relay.run().published != chunk:
-                raise BenchFailed("The relay did not do its work.")
+                raise BenchFailed("The relay did not publish everything.")
             rates.append(chunk / (time.monotonic() - began))
         return rates
 
     try:
-        rate(2.0)  # not measured
+        rate(2.0)  # warms up
         before = rate(max(seconds / 6, 5.0))
         with _held_snapshot():
             held = rate(seconds)
@@ -371,7 +372,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--latency-seconds", type=float, default=20.0)
     parser.add_argument("--held-seconds", type=float, default=60.0)
     parser.add_argument("--batch-size", type=int, help="default: the option's")
-    parser.add_argument("--quick", action="store_true", help="a few seconds each: does it work?")
+    parser.add_argument("--quick", action="store_true", help="a few seconds each")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.events, arguments.repeats = 5_000, 1

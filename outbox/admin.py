@@ -22,7 +22,7 @@ class DeliveryFilter(admin.SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [
             ("pending", "Pending"),
-            ("waiting", "Waiting after a fault"),
+            ("retrying", "Retrying after a failure"),
             ("published", "Published"),
             ("parked", "Parked"),
         ]
@@ -30,12 +30,12 @@ class DeliveryFilter(admin.SimpleListFilter):
     def queryset(
         self, request: HttpRequest, queryset: QuerySet[OutboxMessage]
     ) -> QuerySet[OutboxMessage]:
-        # Filters only: the order stays the page's, by id.
+        # Not the model's pending() and so on, which order: the page orders by id.
         pending = {"published_at__isnull": True, "parked_at__isnull": True}
         match self.value():
             case "pending":
                 return queryset.filter(**pending)
-            case "waiting":
+            case "retrying":
                 return queryset.filter(**pending, next_attempt_at__isnull=False)
             case "published":
                 return queryset.filter(published_at__isnull=False)
@@ -45,13 +45,14 @@ class DeliveryFilter(admin.SimpleListFilter):
 
 
 class TopicFilter(admin.SimpleListFilter):
-    """The topics by name: asking the table for its distinct values would scan it."""
+    """Lists the topics of the code: the distinct ones of the table would take a scan of it."""
 
     title = "topic"
     parameter_name = "topic"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        from pinactivity.kafka import topics  # noqa: PLC0415 - loads kafka-python, 100 ms
+        # Importing kafka-python takes 100 ms, which no process without Kafka should pay.
+        from pinactivity.kafka import topics  # noqa: PLC0415 - see above
 
         ours = (topics.SESSION_LINKED, topics.SESSION_ENDED, topics.PROPERTY_OBJECT_VIEW_ENDED)
         return [(topic, topic) for topic in ours]
@@ -87,12 +88,12 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     )
 
     def has_redrive_permission(self, request: HttpRequest) -> bool:
-        """Tell whether the action is for this user; called by the admin for its name."""
+        """Return whether the user may redrive; the admin calls it by the permission's name."""
         return request.user.has_perm("outbox.redrive_outboxmessage")
 
     @admin.action(description="Send parked messages again", permissions=["redrive"])
     def redrive(self, request: HttpRequest, queryset: QuerySet[OutboxMessage]) -> None:
-        """Send the parked ones of the chosen messages again; each gets a log entry."""
+        """Redrive the parked ones among the selected messages; each gets a log entry."""
         assert request.user.pk is not None  # nobody else has the permission
         parked = list(queryset.filter(parked_at__isnull=False).order_by("id"))
         with transaction.atomic():
@@ -105,14 +106,14 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             )
         self.message_user(
             request,
-            f"{count} on their way. A message arrives after those of its key that went out"
-            " meanwhile; one that is still at fault is parked again.",
+            f"{count} on their way. A message arrives after later messages of its key that were"
+            " sent meanwhile. One that Kafka still refuses is parked again.",
         )
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> Any:
-        """Say above the list how the relay keeps up."""
+        """Show the sizes of the backlog above the list."""
         pending, parked = count_backlog()
         subtitle = f"{pending} pending, {parked} parked"
         return super().changelist_view(request, {**(extra_context or {}), "subtitle": subtitle})

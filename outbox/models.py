@@ -13,13 +13,12 @@ INDEX_SCANS_ONLY = ", ".join(
         ("max_parallel_workers_per_gather", "0"),
     )
 )
-"""What to SELECT so that the transaction reads in the order of an index, whatever the statistics
-say: an ANALYZE that met the table empty makes the planner read and sort all of it
-(docs/adr/0009)."""
+"""A SELECT of this makes the rest of the transaction read in the order of an index. After an
+ANALYZE of the empty table the planner would read and sort all of it (docs/adr/0009)."""
 
 
 def scan_indexes_only() -> None:
-    """Hold the rest of the transaction to index scans; see INDEX_SCANS_ONLY."""
+    """Restrict the rest of the transaction to index scans; see INDEX_SCANS_ONLY."""
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {INDEX_SCANS_ONLY}")
 
@@ -32,33 +31,36 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
         )
 
     def fresh(self) -> "OutboxMessageQuerySet":
-        """Pending, and not met by a fault so far."""
+        """Pending, without a retry time."""
         return self.pending().filter(next_attempt_at__isnull=True)
 
-    def waiting(self) -> "OutboxMessageQuerySet":
-        """Pending after a fault, or sent again by a person: until or since `next_attempt_at`."""
+    def to_retry(self) -> "OutboxMessageQuerySet":
+        """Pending with a retry time, `next_attempt_at`: after a failure or a redrive.
+
+        Until that time the message is backing off; then it is due.
+        """
         return self.pending().filter(next_attempt_at__isnull=False)
 
-    def end_waits(self) -> int:
-        """Make waiting messages due; return how many.
+    def retry_now(self) -> int:
+        """Make messages due; return how many.
 
-        Those that a relay is at are left to it: waiting for it could end in a deadlock.
+        Leaves out what a relay has locked: to wait for that relay could end in a deadlock.
         """
         with transaction.atomic():
             free = self.select_for_update(no_key=True, skip_locked=True).values("id")
             return self.model.objects.filter(id__in=free).update(next_attempt_at=Now())
 
     def outside(self, shards: range) -> "tuple[OutboxMessageQuerySet, ...]":
-        """Pending in shards of another layout: those below, if there can be any, and those above.
+        """Pending in other shards: those below `shards`, if there can be any, and those above.
 
-        Two queries, because for one with OR the index has no range: it would be read as a whole.
+        Two queries, because one with OR has no range in the index and would read all of it.
         """
         below = self.pending().filter(shard__lt=shards.start)
         above = self.pending().filter(shard__gte=shards.stop)
         return (below, above) if shards.start else (above,)
 
     def parked(self) -> "OutboxMessageQuerySet":
-        """Set aside, each at fault itself, until a person sends it again."""
+        """Set aside because Kafka can never take it, until a person redrives it."""
         return self.filter(parked_at__isnull=False)
 
 
@@ -77,7 +79,8 @@ class OutboxMessage(models.Model):
     headers = models.TextField()
     payload = models.TextField()
     created_at = models.DateTimeField(db_default=Now())
-    # The mark's moment: a batch is marked while it is sent, and told when Kafka has it all.
+    # The time of the mark. The relay marks a batch while it sends it, so this lies shortly
+    # before Kafka's acknowledgement; the mark is committed after it.
     published_at = models.DateTimeField(null=True, blank=True)
     attempts = models.IntegerField(
         db_default=0,
@@ -86,8 +89,8 @@ class OutboxMessage(models.Model):
     next_attempt_at = models.DateTimeField(
         null=True,
         blank=True,
-        help_text="After a fault: until then this message waits, and with it those of its key;"
-        " with no attempts spent, those of its topic.",
+        help_text="After a failure: not sent before this time. Until then the messages of its key"
+        " are blocked; with no attempts spent, those of its topic.",
     )
     parked_at = models.DateTimeField(null=True, blank=True)
     last_error = models.TextField(blank=True, db_default="", help_text="Class and code only.")
@@ -130,9 +133,9 @@ class OutboxMessage(models.Model):
 
     @property
     def delivery(self) -> str:
-        """Where the message is, for a person; with the reason if it is not on its way."""
+        """How far the message got, for a person; with the error if it failed."""
         if self.published_at:
             return "Published"
         if self.parked_at:
             return f"Parked ({self.last_error})"
-        return f"Waiting ({self.last_error})" if self.next_attempt_at else "Pending"
+        return f"Retrying ({self.last_error})" if self.next_attempt_at else "Pending"

@@ -1,4 +1,4 @@
-"""Published messages are kept for support staff for a while, then deleted (design, section 9)."""
+"""Deletes published messages once support staff no longer need them (design, section 9)."""
 
 import time
 
@@ -13,23 +13,23 @@ from pinactivity.telemetry.metrics import OUTBOX_PURGED
 log = structlog.get_logger(__name__)
 
 _BATCH = 5000
-_SECONDS = 10.0
-"""Of one run: shorter than the grace period of a worker, which then need not be told to stop."""
+_MAX_SECONDS = 10.0
+"""Of one run. Shorter than a worker's grace period, so the run needs no signal to stop."""
 
 
 def purge_published(options: OutboxOptions) -> int:
     """Delete messages that were published longer ago than `published_kept`, in batches.
 
-    Reads from the lowest id upwards and ends at the first batch that reaches into the time to
-    keep, since what is published later was not written earlier: no index on `published_at` has
-    to be kept for it. Pending and parked messages stay, however old.
+    Reads from the lowest id upwards, and ends at the first batch with a message that was
+    created within `published_kept`: a message is not published before it is created. So this
+    needs no index on `published_at`. Pending and parked messages stay, however old.
 
-    Ends after 10 s at the latest; the next run goes on. Harmless beside another run.
+    Ends after 10 s at the latest; the next run goes on. Idempotent, also beside another run.
 
     Returns:
         How many were deleted.
     """
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + _MAX_SECONDS
     cutoff = statement_time() - options.published_kept
     purged, after, is_done = 0, 0, False
     while not is_done and time.monotonic() < deadline:
@@ -44,7 +44,7 @@ def purge_published(options: OutboxOptions) -> int:
     return purged
 
 
-# Raw SQL: what was read and what was deleted of it, in one statement and so in one snapshot.
+# Raw SQL: one statement, so that what it reads and what it deletes are from one snapshot.
 _PURGE = """
     WITH batch AS MATERIALIZED (
         SELECT id, created_at, published_at FROM outbox_messages

@@ -1,4 +1,4 @@
-"""Reads on the outbox for operators; bounded index look-ups."""
+"""Reads of the outbox for operators and for the reconciliation, by bounded index scans."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from django.db import transaction
 
 from outbox.models import OutboxMessage, scan_indexes_only
 
-COUNTED_TO = 100_000
+_COUNTED_TO = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class OutboxSnapshot:
 
 
 def outbox_snapshot() -> OutboxSnapshot:
-    """Tell how far the relay is behind."""
+    """Return how far the relay is behind."""
     pending, parked = count_backlog()
     with transaction.atomic():
         scan_indexes_only()
@@ -34,13 +34,16 @@ def count_backlog() -> tuple[int, int]:
     """Count the pending and the parked messages, each to 100,000."""
     with transaction.atomic():
         scan_indexes_only()
-        pending = OutboxMessage.objects.pending().order_by()[:COUNTED_TO].count()
-        parked = OutboxMessage.objects.parked()[:COUNTED_TO].count()
+        pending = OutboxMessage.objects.pending().order_by()[:_COUNTED_TO].count()
+        parked = OutboxMessage.objects.parked()[:_COUNTED_TO].count()
     return pending, parked
 
 
 def _first_of_each_shard() -> list[datetime]:
-    """By id, not min(created_at): the pending index has the one and not the other."""
+    """Return when the first pending message of each shard was written.
+
+    The first by id, not by `created_at`: the index of pending messages has only the id.
+    """
     pending = OutboxMessage.objects.pending()
     shards = settings.OUTBOX.shard_numbers
     firsts = [pending.filter(shard=shard) for shard in shards]
@@ -59,17 +62,17 @@ def events_of(aggregate_ids: Iterable[UUID], *, limit: int) -> list[OutboxMessag
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Where the messages of one key in one topic are."""
+    """How far the messages of one key in one topic got."""
 
     messages: int = 0
     pending: int = 0
     parked: int = 0
     published_at: datetime | None = None
-    """Of the last that was."""
+    """Of the last one published; None if none was."""
 
 
 def deliveries(topic: str, keys: Iterable[str]) -> Mapping[str, Delivery]:
-    """Tell where the messages of some keys are; keys without any are left out."""
+    """Return how far the messages of some keys got; a key without messages is left out."""
     found: dict[str, Delivery] = {}
     rows = OutboxMessage.objects.filter(topic=topic, key__in=list(keys)).order_by("id")
     for key, published_at, parked_at in rows.values_list("key", "published_at", "parked_at"):
@@ -84,7 +87,12 @@ def deliveries(topic: str, keys: Iterable[str]) -> Mapping[str, Delivery]:
 
 
 def unpublished(topic: str, *, since: datetime, until: datetime) -> Iterator[tuple[str, datetime]]:
-    """Yield key and time of the pending and the parked messages of a topic and a time."""
+    """Yield the key and `created_at` of the pending and parked messages of a topic.
+
+    Args:
+        since: Created at this time or later,
+        until: and before this one.
+    """
     for messages in (OutboxMessage.objects.pending(), OutboxMessage.objects.parked()):
         rows = messages.filter(topic=topic, created_at__gte=since, created_at__lt=until)
         yield from rows.order_by().values_list("key", "created_at").iterator(chunk_size=1000)

@@ -1,4 +1,4 @@
-"""The only door into the outbox."""
+"""Writes events into the outbox, and redrives parked messages; nothing else writes there."""
 
 import json
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class Event(Protocol):
-    """What an app's `events.py` gives: a fact for other services."""
+    """A fact for other services; the apps' `events.py` have them."""
 
     @property
     def TOPIC(self) -> str: ...
@@ -34,11 +34,11 @@ class Event(Protocol):
     @property
     def version(self) -> int: ...
     def payload(self) -> dict[str, Any]:
-        """Give what JSON has types for: ids and times as text."""
+        """Return a JSON object; ids and times are text."""
 
 
 class NotInTransaction(RuntimeError):
-    """An event is true only with the change it tells of: enqueue inside that transaction."""
+    """Enqueue an event inside the transaction of the change that it reports."""
 
     def __init__(self) -> None:
         super().__init__(self.__doc__)
@@ -47,11 +47,14 @@ class NotInTransaction(RuntimeError):
 def enqueue(events: Iterable[Event]) -> None:
     """Write events into the outbox, in order, within the caller's transaction.
 
-    By COPY: a unit of the closer has 400 of them. They get the correlation and the trace
-    context in force, and the database's time. The relay is woken when they are committed.
+    By COPY, since the closer enqueues 400 at a time. An event gets the current correlation id
+    and trace context, and the database's time. The commit wakes the relay.
+
+    Args:
+        events: Of any type and any mix of keys.
 
     Raises:
-        NotInTransaction: there is no transaction to make them true.
+        NotInTransaction: the caller has no transaction.
     """
     if not connection.in_atomic_block:
         raise NotInTransaction
@@ -60,14 +63,14 @@ def enqueue(events: Iterable[Event]) -> None:
     lines = []
     for event in events:
         key = str(event.aggregate_id)
-        # Ids, numbers and names of ours: nothing that JSON would have to escape.
+        # Only ids, numbers and names from our code: JSON need not escape any of them.
         headers = (
             f'{{"EventType":"{event.EVENT_TYPE}","AggregateType":"{event.AGGREGATE_TYPE}",'
             f'"AggregateId":"{key}","ContractVersion":"{event.CONTRACT_VERSION}",'
             f'"Version":"{event.version}","CorrelationId":"{correlation_id}",'
             f'"traceparent":"{traceparent}"}}'
         )
-        # JSON has escaped tabs and line ends; its backslashes are all that COPY would read.
+        # JSON has escaped tabs and line ends. COPY would interpret only the backslashes.
         payload = _encode(event.payload()).replace("\\", "\\\\")
         shard = settings.OUTBOX.shard_of(key)
         lines.append(f"{uuid_utils.uuid7()}\t{shard}\t{event.TOPIC}\t{key}\t{headers}\t{payload}\n")
@@ -86,26 +89,26 @@ def enqueue(events: Iterable[Event]) -> None:
 
 
 def redrive(messages: OutboxMessageQuerySet, *, limit: int | None = None) -> int:
-    """Send parked messages again: what is still at fault is parked again.
+    """Send parked messages again. One that Kafka still refuses is parked again.
 
-    Such a message arrives after those of its key that have gone out meanwhile.
+    A redriven message arrives after later messages of its key that were sent meanwhile.
 
     Args:
-        messages: Any; those that are not parked stay as they are.
-        limit: At most so many, the oldest first.
+        messages: Any. Those that are not parked stay unchanged.
+        limit: At most so many, the oldest first; None is all.
 
     Returns:
-        How many are on their way.
+        How many were redriven.
     """
     parked = messages.parked().order_by("id")
     ids = list(parked.values_list("id", flat=True)[:limit])
-    # Due at once rather than fresh: the relay reads fresh ones from where it was.
+    # With a retry time, because the relay reads messages without one only behind its watermark.
     count = (
         OutboxMessage.objects.parked()
         .filter(id__in=ids)
         .update(parked_at=None, next_attempt_at=Now())
     )
-    log.info("parked messages sent again", messages=count)
+    log.info("parked messages redriven", messages=count)
     transaction.on_commit(wake_relay)
     return count
 

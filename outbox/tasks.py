@@ -15,11 +15,11 @@ from pinactivity.kafka.producer import KafkaPublisher
 
 _stopping = threading.Event()
 _LONGEST_RUN = timedelta(minutes=1)
-"""The next tick goes on: a worker whose task runs for minutes passes for stuck."""
+"""The next tick goes on. A worker whose task runs for minutes looks stuck to its health check."""
 
 
-class _OfThread(threading.local):
-    """A relay and its producer for each of the worker's threads, for as long as they live."""
+class _ThreadRelay(threading.local):
+    """One relay and producer for each thread of the worker, kept as long as the thread."""
 
     def __init__(self) -> None:
         self.relay = OutboxRelay(
@@ -31,22 +31,25 @@ class _OfThread(threading.local):
         )
 
 
-_of_thread = _OfThread()
+_thread = _ThreadRelay()
 
 
 @worker_shutting_down.connect
 def _stop_relay(**_: Any) -> None:
-    """End after the transaction under way. Sent in the main process: hence `--pool threads`."""
+    """End the run after the current transaction.
+
+    Celery sends the signal in the main process only, so the worker runs with `--pool threads`.
+    """
     _stopping.set()
 
 
 @shared_task(ignore_result=True)
 def relay() -> None:
-    """Publish what is pending; harmless twice, late, or at the same time as another."""
-    _of_thread.relay.run(_stopping.is_set, linger=WAKE_UP_INTERVAL, longest=_LONGEST_RUN)
+    """Publish what is pending. Idempotent; may run late, or beside another."""
+    _thread.relay.run(_stopping.is_set, linger=WAKE_UP_INTERVAL, longest=_LONGEST_RUN)
 
 
 @shared_task(ignore_result=True)
 def purge_published() -> None:
-    """Delete what was published long ago; harmless twice, late, or beside another."""
+    """Delete what was published long ago. Idempotent; may run late, or beside another."""
     purge(settings.OUTBOX)

@@ -1,4 +1,4 @@
-"""Relays in processes of their own, for tests that kill them: `python -m tests.relaying ..`.
+"""Relays in processes that tests kill: `python -m tests.relaying ..`.
 
 One process loads Django and forks, so that a relay starts in milliseconds.
 """
@@ -28,7 +28,7 @@ from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher, Message
 
 
 class _DyingPublisher(KafkaPublisher):
-    """Dies as by a kill -9 when Kafka has acknowledged: nothing is marked."""
+    """Kills its process when Kafka has acknowledged everything, before the marks are committed."""
 
     def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
         if all(answer is None for answer in super().publish(messages)):
@@ -72,7 +72,7 @@ def _fork(work: Callable[[], None]) -> int:
 
 
 def _kill_after_acknowledgement(times: int) -> None:
-    """Let a relay die so many times; fail unless each died as it should."""
+    """Run relays one after the other; fail unless each kills itself after the acknowledgement."""
     for _ in range(times):
         _, status = os.waitpid(_fork(_die), 0)
         if not os.WIFSIGNALED(status):

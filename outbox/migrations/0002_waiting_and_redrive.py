@@ -22,7 +22,7 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='outboxmessage',
             name='next_attempt_at',
-            field=models.DateTimeField(blank=True, help_text='After a fault: until then this message waits, and with it those of its key; with no attempts spent, those of its topic.', null=True),
+            field=models.DateTimeField(blank=True, help_text='After a failure: not sent before this time. Until then the messages of its key are blocked; with no attempts spent, those of its topic.', null=True),
         ),
         migrations.AddIndex(
             model_name='outboxmessage',

@@ -1,7 +1,7 @@
 """The way from the outbox to Kafka while relays, broker and PostgreSQL fail.
 
-On a broker of this module's own, which it stops and freezes. Tansu forgets everything when it
-stops: there it is frozen only. `--outbox-scale=full` takes the numbers of the design's cases.
+This module has a broker of its own, which it stops and freezes. Tansu forgets everything when it
+stops, so it is only frozen. `--outbox-scale=full` takes the numbers of the design's cases.
 """
 
 import os
@@ -34,8 +34,8 @@ from pinactivity.celery import app
 from pinactivity.core.ids import new_id
 from pinactivity.kafka.topics import SESSION_ENDED, create_topics
 from sessions.events import SessionEnded
-from tests.integration.outbox.test_relay import session_ended, versions_by_key
 from tests.kafka import TopicReader
+from tests.outbox import insert_messages, session_ended, versions_by_key
 from tests.processes import environment, running, wait_for_backends_to_end, wait_until, worker
 
 pytestmark = [
@@ -44,6 +44,7 @@ pytestmark = [
 ]
 
 RELAYING = [sys.executable, "-m", "tests.relaying"]
+PAYLOAD = "x" * 300
 KEEPS_MESSAGES = os.environ.get("KAFKA") == "apache"
 
 
@@ -75,7 +76,7 @@ def private_broker() -> Iterator[Server]:
 
 @pytest.fixture
 def broker(private_broker: Server, settings: Any) -> Iterator[Server]:
-    """The module's broker, in place of the session's; running, with its topic, again after it."""
+    """The module's broker, in place of the session's; after the test it runs again."""
     settings.KAFKA_BOOTSTRAP_SERVERS = [private_broker.address]
     make_topic()
     yield private_broker
@@ -95,7 +96,7 @@ def make_topic() -> None:
 
 @contextmanager
 def relays(count: int, log: Path, *, lifetime: float = 1e9) -> Iterator["subprocess.Popen[bytes]"]:
-    """Relays that run until the end of the block, each killed after about a lifetime."""
+    """Run relays until the end of the block; each is killed after about a lifetime, in seconds."""
     argv = [*RELAYING, "run", str(count), "--lifetime", str(lifetime)]
     with running(argv, log, **variables()) as process:
         yield process
@@ -144,21 +145,6 @@ def ended(key: Any, version: int, moment: str) -> SessionEnded:
     )
 
 
-def insert_messages(count: int) -> None:
-    """Write events with keys of their own."""
-    with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = 0")
-        cursor.execute(
-            """
-            INSERT INTO outbox_messages (message_id, topic, key, headers, payload)
-            SELECT gen_random_uuid(), %s, gen_random_uuid(), '{"Version": "2"}', repeat('x', 300)
-            FROM generate_series(1, %s)
-            """,
-            [SESSION_ENDED, count],
-        )
-        cursor.execute("RESET statement_timeout")
-
-
 def test_relay_killed_between_acknowledgement_and_commit_repeats_and_loses_nothing_c40(
     broker: Server, scale: Scale, tmp_path: Path
 ) -> None:
@@ -179,7 +165,7 @@ def test_relay_killed_between_acknowledgement_and_commit_repeats_and_loses_nothi
             wait_for_delivery()
         arrived = reader.read()
 
-    # A first wave has each key once, and is all that a relay sends that dies after it.
+    # The first wave has each key once. A relay that dies after it has sent nothing else.
     assert len(arrived) == 10 * scale.kills + 20
     assert set(message_ids(arrived)) == written_message_ids()
     assert set(map(tuple, versions_by_key(arrived).values())) == {(2, 3)}
@@ -189,13 +175,12 @@ def test_relay_killed_between_acknowledgement_and_commit_repeats_and_loses_nothi
 def test_everything_that_came_while_the_broker_was_away_flows_on_its_return_c43_c45(
     broker: Server, scale: Scale, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """No attempt is spent, and the whole backlog leaves, not just its first message."""
+    """No attempt is spent, and the whole backlog is sent, not only its first message."""
     broker.stop()
-    insert_messages(scale.pending // 2)
+    insert_messages(scale.pending // 2, payload=PAYLOAD)
     with relays(2, tmp_path / "log") as supervisor:
-        waiting = OutboxMessage.objects.waiting()
-        wait_until(waiting.exists, what="the first fault")
-        insert_messages(scale.pending // 2)
+        wait_until(OutboxMessage.objects.to_retry().exists, what="the first failure")
+        insert_messages(scale.pending // 2, payload=PAYLOAD)
         assert set(OutboxMessage.objects.values_list("attempts", flat=True)) == {0}
         before = memory(supervisor)
 
@@ -225,18 +210,18 @@ def test_everything_that_came_while_the_broker_was_away_flows_on_its_return_c43_
 
 
 def memory(supervisor: "subprocess.Popen[bytes]") -> int:
-    """The largest of the relays, in bytes."""
+    """Return the memory of the largest relay, in bytes."""
     children = psutil.Process(supervisor.pid).children()
     return max(child.memory_info().rss for child in children)
 
 
 def report(figures: object) -> None:
-    """Say figures to whoever runs the full scale with -s."""
+    """Print figures for whoever runs the full scale with -s."""
     sys.stdout.write(f"\n{figures}\n")
 
 
 def delete_topic() -> None:
-    """Delete the topic; return when the broker has forgotten it."""
+    """Delete the topic; return when the broker no longer lists it."""
     with closing(KafkaAdminClient(bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS)) as admin:
         admin.delete_topics([SESSION_ENDED])
         wait_until(lambda: SESSION_ENDED not in admin.list_topics(), what="the deletion")
@@ -248,17 +233,17 @@ def delete_topic() -> None:
 def test_topic_made_again_under_a_running_relay_gets_all_that_was_not_sent(
     broker: Server, tmp_path: Path, *, absent: bool
 ) -> None:
-    """What the producer still knows of the old topic ends with it: another one is made."""
+    """The producer knows the old topic only, so the relay makes a new producer."""
     keys = [new_id() for _ in range(50)]
     moment = session_ended().created_at
     with relays(1, tmp_path / "log"):
-        for version in (2, 3):  # in two batches: the producer goes on counting
+        for version in (2, 3):  # in two batches, so that the sequence numbers of the producer go on
             enqueue_one_version(keys, version, moment)
             wait_for_delivery()
         delete_topic()
         if absent:
             enqueue_one_version(keys, 4, moment)
-            wait_until(OutboxMessage.objects.waiting().exists, what="the fault")
+            wait_until(OutboxMessage.objects.to_retry().exists, what="the failure")
             enqueue_one_version(keys, 5, moment)
         make_topic()
         enqueue_one_version(keys, 6, moment)
@@ -273,19 +258,19 @@ def test_topic_made_again_under_a_running_relay_gets_all_that_was_not_sent(
 
 
 @pytest.mark.kafka
-def test_worker_told_to_stop_while_the_broker_is_frozen_ends_in_time_c44(
+def test_worker_that_gets_sigterm_while_the_broker_is_frozen_ends_in_time_c44(
     broker: Server, tmp_path: Path
 ) -> None:
     app.control.purge()
-    insert_messages(50)
+    insert_messages(50, payload=PAYLOAD)
     log = tmp_path / "log"
     with running(worker("relay"), log, **variables()) as process:
         relay.delay()
         wait_for_delivery()  # so that the producer is connected
         broker.freeze()
-        insert_messages(50)
+        insert_messages(50, payload=PAYLOAD)
         relay.delay()
-        wait_until(is_relay_in_its_transaction, what="a batch under way")
+        wait_until(is_relay_in_its_transaction, what="a batch in flight")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0, log.read_text()[-2000:]
     assert pending() == 50
@@ -309,7 +294,7 @@ WRITERS, KEYS = 4, 25
 
 
 class Writer:
-    """Writes every version of its keys, one version a transaction; PostgreSQL may restart."""
+    """Writes all versions of its keys, one a transaction, also while PostgreSQL restarts."""
 
     def __init__(self, versions: int) -> None:
         self.keys = [new_id() for _ in range(KEYS)]
@@ -323,14 +308,14 @@ class Writer:
                 try:
                     enqueue_one_version(self.keys, self.written + 1, self._moment)
                     self.written += 1
-                except Error:  # whether it was committed is not known: ask
+                except Error:  # it may have been committed or not
                     connection.close()
                     time.sleep(0.2)
-                    self._recall()
+                    self._count_written()
         finally:
             connection.close()
 
-    def _recall(self) -> None:
+    def _count_written(self) -> None:
         try:
             self.written = OutboxMessage.objects.filter(key=str(self.keys[0])).count()
         except Error:
@@ -353,7 +338,7 @@ def test_chain_from_writers_to_topic_survives_whatever_fails(
     def is_written(part: float) -> bool:
         for run in runs:
             if run.done():
-                run.result()  # tells a fault at once
+                run.result()  # raises what ended it
         return sum(each.written for each in writers) >= part * WRITERS * versions
 
     log = tmp_path / "log"
@@ -401,7 +386,7 @@ def test_chain_from_writers_to_topic_survives_whatever_fails(
 
 
 def message_of_each_version(records: Sequence[Any]) -> set[tuple[str, str, str]]:
-    """(key, Version, MessageId) of all records: as many as (key, Version) when none has two."""
+    """Return (key, Version, MessageId) of all records, without repeated ones."""
     found = set()
     for record in records:
         headers = dict(record.headers)

@@ -10,20 +10,20 @@ from outbox.services import redrive
 
 
 class Command(BaseCommand):
-    help = "See the messages of the outbox that Kafka would not take, and send them again."
+    help = "List the messages of the outbox that Kafka refused for good, and redrive them."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
-        listing = actions.add_parser("list", help="The oldest, with their reasons.")
+        listing = actions.add_parser("list", help="List the oldest, with their reasons.")
         again = actions.add_parser(
             "redrive",
-            help="Send messages again; what is still at fault is parked again.",
-            description="Send messages again; what is still at fault is parked again. A message"
-            " arrives after those of its key that have gone out meanwhile: consumers tell by"
-            " Version.",
+            help="Send messages again. One that Kafka still refuses is parked again.",
+            description="Send messages again. One that Kafka still refuses is parked again."
+            " A message arrives after later messages of its key that were sent meanwhile;"
+            " consumers compare the header Version.",
         )
-        again.add_argument("ids", type=int, nargs="*", metavar="ID", help="As `list` tells them.")
-        again.add_argument("--all", action="store_true", help="All that are parked.")
+        again.add_argument("ids", type=int, nargs="*", metavar="ID", help="As `list` prints them.")
+        again.add_argument("--all", action="store_true", help="All parked messages.")
         for action in (listing, again):
             action.add_argument("--topic", help="Only those of this topic.")
             action.add_argument("--reason", help="Only those with this reason.")
@@ -45,7 +45,7 @@ class Command(BaseCommand):
                 )
             return
         if not (chosen or options["all"]):
-            raise CommandError("Say which: ids, --topic, --reason or --all.")
+            raise CommandError("State which: ids, --topic, --reason or --all.")
         count = redrive(OutboxMessage.objects.filter(**chosen), limit=options["limit"])
         remaining = OutboxMessage.objects.parked().count()
         self.stdout.write(f"{count} on their way, {remaining} parked")

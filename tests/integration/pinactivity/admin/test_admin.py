@@ -286,7 +286,7 @@ def test_blank_search_shows_everything(
         (
             OutboxMessage,
             "delivery",
-            "waiting",
+            "retrying",
             {"published_at": None, "parked_at": None, "next_attempt_at__isnull": False},
         ),
         (
@@ -427,7 +427,7 @@ def test_parked_events_are_sent_again_from_the_admin_by_whom_the_permission_was_
     assert "1 on their way" in content
     assert "2 pending, 0 parked" in content
     assert [message.delivery for message in OutboxMessage.objects.order_by("id")] == [
-        "Waiting (TooLarge)",
+        "Retrying (TooLarge)",
         "Pending",
         "Published",
     ]
