@@ -27,7 +27,7 @@ help: ## List the targets
 	touch $@
 
 up: .venv/base ## Start everything on this machine, replay a day of visits, say where to look
-	$(BIN)/python -m embedded up
+	$(BIN)/python -m embedded up $(ARGS)
 
 test: .venv/dev ## Run all tests on real servers (ARGS="-k name" for some)
 	tests/chromium.sh

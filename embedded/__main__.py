@@ -11,6 +11,7 @@ from typing import Final
 
 from embedded.errors import EmbeddedServerError
 from embedded.stack import KAFKAS, SERVERS, EmbeddedStack
+from embedded.up import VISITS
 from embedded.up import up as bring_up
 
 DEFAULT_DATA_DIR: Final = Path(__file__).resolve().parent.parent / ".data"
@@ -83,6 +84,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     up = commands.add_parser("up", help="run the whole system, with a day of visits in it")
     up.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="kept data")
     up.add_argument("--port", type=int, help="of the web (default: the first free from 8000)")
+    up.add_argument("--visits", type=Path, default=VISITS, help="what to replay (default: shipped)")
     return parser.parse_args(arguments)
 
 
@@ -91,7 +93,7 @@ def main() -> int:
     options = parse(sys.argv[1:])
     try:
         if options.action == "up":
-            return bring_up(options.data_dir, port=options.port)
+            return bring_up(options.data_dir, port=options.port, visits=options.visits.resolve())
         stack = EmbeddedStack(
             None if options.throwaway else options.data_dir,
             throwaway=options.throwaway,

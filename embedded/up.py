@@ -173,12 +173,13 @@ class System:
         )
 
 
-def up(data_dir: Path, *, port: int | None) -> int:
-    """Bring everything up, replay the shipped visits once, and wait for Ctrl-C or SIGTERM.
+def up(data_dir: Path, *, port: int | None, visits: Path) -> int:
+    """Bring everything up, replay visits once, and wait for Ctrl-C or SIGTERM.
 
     Args:
         data_dir: Kept between calls.
         port: Of the web; None takes the first free one from 8000.
+        visits: What to replay, as `manage.py replay_visits` takes it.
 
     Raises:
         EmbeddedServerError: something could not start, or ended by itself.
@@ -195,9 +196,9 @@ def up(data_dir: Path, *, port: int | None) -> int:
                 system.start()
                 system.write_environment()
                 # Before the replay, so that its views are stored as somebody's.
-                system.manage("own_visited_objects", str(VISITS), "--reader", ADMIN, quiet=True)
+                system.manage("own_visited_objects", str(visits), "--reader", ADMIN, quiet=True)
                 _say("replaying half a day of visits, unless that was done before")
-                system.manage("replay_visits", str(VISITS), "--if-new")
+                system.manage("replay_visits", str(visits), "--if-new")
                 system.wait_ready()
                 system.manage("show_activity", "--wait", "60")
                 _say(_directions(stack, system, data_dir))
