@@ -18,6 +18,7 @@ from embedded.errors import EmbeddedServerError, StartGivenUpError, explain_os_e
 from embedded.folder import FolderLock, mark_throwaway
 from embedded.guard import OWNER_FILE
 from embedded.guarded import Owner
+from embedded.outside import make_temporary_folder
 from embedded.postgres import Postgres
 from embedded.server import Server, is_port_free
 from embedded.tansu import Tansu
@@ -155,9 +156,7 @@ class EmbeddedStack:
         if self._data_dir is not None:
             self._data_dir.mkdir(parents=True, exist_ok=True)
             return self._data_dir.resolve()
-        self._temporary = Path(tempfile.mkdtemp(prefix="embedded-data-"))
-        # PostgreSQL runs as another user under root and must pass.
-        self._temporary.chmod(0o711)
+        self._temporary = make_temporary_folder()
         return self._temporary
 
     def stop(self) -> None:

@@ -19,7 +19,6 @@ from embedded.server import HOST, is_port_free
 from embedded.stack import EmbeddedStack, find_free_port
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-BIN: Final = Path(sys.executable).parent
 VISITS: Final = ROOT / "data" / "web-visits-1995-08-01.csv"
 WEB_PORT: Final = 8000
 ADMIN: Final = "admin"
@@ -70,16 +69,20 @@ class System:
 
     def start(self) -> None:
         """Start web, workers, consumers and beat; `wait_ready` waits for them."""
-        celery = [str(BIN / "celery"), "-A", "pinactivity.celery"]
+        # Modules, not scripts: the first line of a script cannot hold every path.
+        celery = [sys.executable, "-m", "celery", "-A", "pinactivity.celery"]
         worker = [
             *celery,
             *("worker", "--pool", "threads", "--purge", "--without-mingle", "--without-gossip"),
         ]
         self._spawn(
             "web",
-            f"{BIN}/granian --interface wsgi --host {HOST} --port {self._port}"
-            " --blocking-threads 4 --blocking-threads-idle-timeout 600"
-            " pinactivity.wsgi:application".split(),
+            [
+                *(sys.executable, "-m", "granian", "--interface", "wsgi"),
+                *("--host", HOST, "--port", str(self._port)),
+                *("--blocking-threads", "4", "--blocking-threads-idle-timeout", "600"),
+                "pinactivity.wsgi:application",
+            ],
         )
         self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])
         self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "2", "-n", "relay@%h"])

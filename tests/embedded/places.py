@@ -156,7 +156,7 @@ class Place:
                 words = [process.cwd(), *process.cmdline()]
                 if process.pid != os.getpid() and any(str(self.root) in word for word in words):
                     processes.append(" ".join(words)[:200])
-        return processes + os.listdir(self.environment["TMPDIR"])
+        return processes + [path.name for path in Path(self.environment["TMPDIR"]).iterdir()]
 
 
 @contextmanager
@@ -241,7 +241,10 @@ def find_python(path: str, *, uid: int | None) -> str:
         candidate = f"{folder}/{VERSION}"
         with suppress(OSError):
             tried = subprocess.run(
-                [candidate, "-c", "import ensurepip, venv"], user=uid, capture_output=True, check=False
+                [candidate, "-c", "import ensurepip, venv"],
+                user=uid,
+                capture_output=True,
+                check=False,
             )
             if tried.returncode == 0:
                 return candidate

@@ -1,12 +1,10 @@
 """`make up` is ready, and one visit goes through the whole chain, wherever a newcomer is."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.embedded.places import INSTALL_SECONDS, Place, find_python, make_place
+from tests.embedded.places import Place, make_place
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -32,6 +30,6 @@ def test_as_root_who_shares_nothing_with_others() -> None:
 
 
 def test_in_a_path_with_spaces_quotes_and_umlauts_without_a_locale() -> None:
-    with make_place("it's \"fünf\" $HOME & more") as place:
+    with make_place('it\'s "fünf" $HOME & more') as place:
         place.environment["LANG"] = "C"
         try_out(place)
