@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from embedded.errors import EmbeddedServerError
+from embedded.errors import EmbeddedServerError, explain_os_error
+from embedded.room import missing_disk, missing_memory
 from embedded.stack import KAFKAS, SERVERS, EmbeddedStack
 from embedded.up import VISITS
 from embedded.up import up as bring_up
@@ -88,12 +90,23 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def check_room() -> None:
+    """Refuse a disk too small for all servers at work; warn of too little memory."""
+    missing = missing_disk("run", Path(tempfile.gettempdir()))
+    if missing:
+        raise EmbeddedServerError(f"{missing} TMPDIR names another folder.")
+    if missing := missing_memory("run"):
+        print(f"embedded: warning: {missing}", file=sys.stderr)
+
+
 def main() -> int:
     """Carry out the command line."""
     options = parse(sys.argv[1:])
     try:
         if options.action == "up":
             return bring_up(options.data_dir, port=options.port, visits=options.visits.resolve())
+        if options.throwaway and options.only is None:
+            check_room()
         stack = EmbeddedStack(
             None if options.throwaway else options.data_dir,
             throwaway=options.throwaway,
@@ -103,6 +116,9 @@ def main() -> int:
         return Runner().run(options.argv, stack)
     except EmbeddedServerError as exc:
         print(f"embedded: {exc}", file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"embedded: {explain_os_error(exc, what='Could not go on')}", file=sys.stderr)
         return 1
 
 

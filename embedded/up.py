@@ -13,8 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from embedded.errors import EmbeddedServerError
+from embedded.errors import EmbeddedServerError, reason_in
 from embedded.guarded import Command, GuardedProcess
+from embedded.room import missing_disk, missing_memory
 from embedded.server import HOST, is_port_free
 from embedded.stack import EmbeddedStack, find_free_port
 
@@ -22,6 +23,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 VISITS: Final = ROOT / "data" / "web-visits-1995-08-01.csv"
 WEB_PORT: Final = 8000
 ADMIN: Final = "admin"
+SCHEDULE: Final = "beat-schedule"
 READY_SECONDS: Final = 60.0
 # Web and workers finish what they are at: a request, a transaction, a batch.
 STOP_SIGNALS: Final = [(signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)]
@@ -46,6 +48,7 @@ class System:
         self._port = port
         self._processes: dict[str, GuardedProcess] = {}
         self._environment_file = data_dir / "environment"
+        self.log("manage").parent.mkdir(parents=True, exist_ok=True)
         self.admin_password = _kept_secret(data_dir / "admin-password", length=9)
         self._environment = {
             **os.environ,
@@ -95,7 +98,10 @@ class System:
             "dev-stats-property-objects",
         )
         self._spawn("consumers", [sys.executable, "manage.py", "consume", *consumers])
-        self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / "beat-schedule")])
+        # Anew: beat would wait until the clock is again where it was at the last tick.
+        for schedule in self._data_dir.glob(f"{SCHEDULE}*"):
+            schedule.unlink()
+        self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / SCHEDULE)])
 
     def stop(self) -> None:
         """Stop the processes, all at once, in an orderly way."""
@@ -120,21 +126,21 @@ class System:
             for name, process in self._processes.items():
                 state = process.state()
                 if state is None or state.pid is None:
-                    raise EmbeddedServerError(
-                        f"{name} ended by itself. The end of its log, {self.log(name)}:\n"
-                        + _tail(self.log(name))
-                    )
+                    raise EmbeddedServerError(f"{name} ended by itself: {self._reason(name)}")
             time.sleep(0.5)
 
     def manage(self, *arguments: str, quiet: bool = False) -> None:
         """Run a management command to its end.
 
         Raises:
-            EmbeddedServerError: it failed; it has said why.
+            EmbeddedServerError: it failed.
         """
         command = [sys.executable, str(ROOT / "manage.py"), *arguments]
-        output = subprocess.DEVNULL if quiet else None
-        process = subprocess.Popen(command, env=self._environment, cwd=ROOT, stdout=output)
+        with self.log("manage").open("ab") as log:
+            output = log if quiet else None
+            process = subprocess.Popen(
+                command, env=self._environment, cwd=ROOT, stdout=output, stderr=output
+            )
         try:
             code = process.wait()
         except BaseException:
@@ -142,10 +148,16 @@ class System:
             process.wait()
             raise
         if code != 0:
-            raise EmbeddedServerError(f"manage.py {arguments[0]} failed (exit code {code}).")
+            failed = f"manage.py {arguments[0]} failed (exit code {code})"
+            raise EmbeddedServerError(f"{failed}: {self._reason('manage')}" if quiet else failed)
 
     def log(self, name: str) -> Path:
         return self._data_dir / "logs" / f"{name}.log"
+
+    def _reason(self, name: str) -> str:
+        log = self.log(name)
+        end = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        return reason_in(log, end)
 
     def _spawn(self, name: str, argv: list[str]) -> None:
         taken = {self._port}
@@ -160,20 +172,19 @@ class System:
 
     def wait_ready(self) -> None:
         """Wait until the web can serve."""
+        # Without the proxies that the environment may name.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             state = self._processes["web"].state()
             if state is None or state.pid is None:
                 break
             try:
-                with urllib.request.urlopen(f"{self.url}/health/ready", timeout=5):
+                with opener.open(f"{self.url}/health/ready", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
-        raise EmbeddedServerError(
-            f"The web is not ready. The end of its log, {self.log('web')}:\n"
-            + _tail(self.log("web"))
-        )
+        raise EmbeddedServerError(f"The web is not ready: {self._reason('web')}")
 
 
 def up(data_dir: Path, *, port: int | None, visits: Path) -> int:
@@ -190,6 +201,11 @@ def up(data_dir: Path, *, port: int | None, visits: Path) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     began = time.monotonic()
+    missing = missing_disk("up", data_dir)
+    if missing:
+        raise EmbeddedServerError(missing)
+    if missing := missing_memory("up"):
+        _say(f"warning: {missing}")
     try:
         _say("starting PostgreSQL, Valkey, Kafka and ClickHouse where none is given")
         with EmbeddedStack(data_dir) as stack:
@@ -229,7 +245,8 @@ def _directions(stack: EmbeddedStack, system: System, data_dir: Path) -> str:
         "Page of a developer": f"{system.url}/dev-stats/  (likewise)",
         "API": f"{system.url}/api/user-activity/",
         "Health, metrics": f"{system.url}/health/ready  {system.url}/metrics",
-        **{name: value for name, value in stack.environment.items() if "EMBEDDED" not in name},
+        **{server.variable: server.address for server in stack.servers.values()},
+        **stack.given,
         "Logs": str(system.log("web").parent),
         "For manage.py": f". {data_dir / 'environment'}",
     }
@@ -261,10 +278,6 @@ def _kept_secret(path: Path, *, length: int) -> str:
         path.touch(mode=0o600)
         path.write_text(secrets.token_urlsafe(length))
     return path.read_text().strip()
-
-
-def _tail(path: Path) -> str:
-    return path.read_text(errors="replace")[-2000:].strip() if path.exists() else "(nothing)"
 
 
 def _say(text: str) -> None:

