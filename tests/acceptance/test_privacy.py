@@ -53,7 +53,7 @@ from tests.integration.test_api import BEAT, OPEN, START, view_beat
 from tests.integration.test_auth import pem
 from tests.integration.test_browser import LINK
 from tests.kafka import TopicReader, skip_to_end
-from tests.processes import BIN, CELERY, MANAGE, running, wait_until, worker
+from tests.processes import CELERY, GRANIAN, MANAGE, running, wait_until, worker
 from tests.tokens import bearer, claims
 from views.models import PropertyObjectViewStatsSeen
 
@@ -155,7 +155,7 @@ def service(folder: Path, **variables: str) -> Iterator[dict[str, Process]]:
 
     def web(name: str) -> list[str]:
         return [
-            *(str(BIN / "granian"), "--interface", "wsgi", "--host", "127.0.0.1", "--no-ws"),
+            *(*GRANIAN, "--interface", "wsgi", "--host", "127.0.0.1", "--no-ws"),
             *("--port", str(ports[name]), "--workers", "1", "--blocking-threads", "2"),
             "pinactivity.wsgi:application",
         ]

@@ -76,13 +76,17 @@ def test_throwaway_mode_refuses_kept_data_and_the_reverse(tmp_path: Path) -> Non
     assert "throwaway mode" in start_failing(tmp_path / "fast", "valkey")
 
 
-def test_a_server_that_dies_at_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_server_that_dies_at_start_gives_the_reason_and_its_log_in_one_line(tmp_path: Path) -> None:
     with EmbeddedStack(tmp_path, only={"postgres"}, environ={}) as stack:
         cluster = stack.servers["postgres"].data_dir / "postgres"
     (cluster / "postgresql.conf").write_text("no_such_setting = on\n")
     message = start_failing(tmp_path, "postgres")
     assert "ended at once" in message
-    assert "no_such_setting" in message
+    assert "postgresql.conf" in message
+    assert "\n" not in message
+    log = tmp_path / "logs" / "postgres.log"
+    assert str(log) in message
+    assert "no_such_setting" in log.read_text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to root")

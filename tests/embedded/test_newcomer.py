@@ -210,10 +210,14 @@ def test_that_fails_leaves_nothing_and_says_why_in_one_line() -> None:
         data = place.checkout / ".data"
         with place.up():
             pass
-        cluster = next(
-            path for path in (data / "outside" / "postgres", data / "postgres") if path.exists()
+        (configuration,) = (
+            path
+            for path in (
+                data / "outside/postgres/postgresql.conf",
+                data / "postgres/postgresql.conf",
+            )
+            if path.exists()
         )
-        configuration = cluster / "postgresql.conf"
         configuration.write_text(configuration.read_text() + "no_such_setting = on\n")
         code, said = place.run(*MAKE_UP)
         assert code != 0
@@ -266,7 +270,7 @@ def pyenv_folders() -> list[str]:
 
 
 def fetch_faketime(folder: Path) -> Path:
-    """Get Debian's library that lets a process see another time; skip where that is not possible."""
+    """Get Debian's library that fakes the time; skip where it cannot be had."""
     if shutil.which("apt-get") is None:
         pytest.skip("the library that fakes the time comes from Debian's packages")
     unpacked = folder / "faketime"
