@@ -16,7 +16,7 @@ DUMMY := PINACTIVITY_DEVELOPMENT=true DATABASE_URL=postgresql://nobody@127.0.0.1
 # environment is made anew.
 define MAKE_VENV
 @if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-	python=$$(embedded/find_python.sh $(if $(PYTHON),"$(PYTHON)")) || exit 1; \
+	python=$$(sh embedded/find_python.sh $(if $(PYTHON),"$(PYTHON)")) || exit 1; \
 	"$$python" -I embedded/room.py venv || exit 1; \
 	echo "Python: $$("$$python" -c 'import sys; print(sys.version.split()[0], sys.executable)')"; \
 	echo "making .venv of it, which takes a minute or two"; \

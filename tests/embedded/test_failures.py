@@ -76,7 +76,9 @@ def test_throwaway_mode_refuses_kept_data_and_the_reverse(tmp_path: Path) -> Non
     assert "throwaway mode" in start_failing(tmp_path / "fast", "valkey")
 
 
-def test_a_server_that_dies_at_start_gives_the_reason_and_its_log_in_one_line(tmp_path: Path) -> None:
+def test_a_server_that_dies_at_start_gives_the_reason_and_its_log_in_one_line(
+    tmp_path: Path,
+) -> None:
     with EmbeddedStack(tmp_path, only={"postgres"}, environ={}) as stack:
         cluster = stack.servers["postgres"].data_dir / "postgres"
     (cluster / "postgresql.conf").write_text("no_such_setting = on\n")
