@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -20,8 +21,8 @@ import pytest
 from embedded.up import VISITS
 from tests.embedded.processes import PROJECT, is_alive
 
-UID: Final = 54321
-"""Of nobody that the machine knows."""
+USER: Final = "nobody"
+"""An ordinary user that every system has, and whose own home is nowhere."""
 FEW_VISITS: Final = "few-visits.csv"
 MAKE_UP: Final = ("make", "up", f"ARGS=--visits {FEW_VISITS}")
 READY_SECONDS: Final = 120.0
@@ -182,7 +183,7 @@ def make_place(
     """
     if root and os.geteuid() != 0:
         pytest.skip("only root can try out what root does")
-    uid = UID if user and os.geteuid() == 0 else None
+    uid = pwd.getpwnam(USER).pw_uid if user and os.geteuid() == 0 else None
     # In a folder that everybody may enter, as homes are; a closed one would be somebody's own.
     below = Path(tempfile.mkdtemp(prefix="new-"))
     below.chmod(0o711)

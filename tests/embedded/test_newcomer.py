@@ -85,8 +85,7 @@ def test_as_an_ordinary_user_with_a_closed_home() -> None:
         try_out(place)
 
 
-def test_as_a_user_whom_the_machine_does_not_know() -> None:
-    """No HOME, no USER, LC_ALL=POSIX, and a `.git` that cannot be written."""
+def test_without_home_user_and_locale_in_a_clone_that_cannot_be_written() -> None:
     with make_place(user=True) as place:
         for name in ("HOME", "USER", "LANG"):
             del place.environment[name]
@@ -114,14 +113,11 @@ def test_without_any_python() -> None:
 
 
 def test_with_a_python_that_lacks_venv() -> None:
-    with make_place(venv=False) as place, only_programs(place, python=()) as _:
-        name = f"{VERSION}-without"
-        folder = Path(place.environment["PATH"])
-        stub = folder / VERSION
+    with make_place(venv=False) as place, only_programs(place, python=()):
+        # As Debian's is without its package for that.
+        stub = Path(place.environment["PATH"]) / VERSION
         stub.write_text(
-            f"#!/bin/sh\n# Debian's Python without its package venv: {name}\n"
-            'case "$*" in *ensurepip*) exit 1;; esac\n'
-            f'exec "{sys.executable}" "$@"\n'
+            f'#!/bin/sh\ncase "$*" in *ensurepip*) exit 1;; esac\nexec "{sys.executable}" "$@"\n'
         )
         stub.chmod(0o755)
         code, said = place.run(*MAKE_UP)
@@ -171,7 +167,7 @@ def test_with_a_full_tmpdir() -> None:
             (temporary / "filler").write_bytes(bytes(64 << 10))
             with place.up() as running:
                 place.visit(running)
-            (temporary / "filler").unlink()
+                (temporary / "filler").unlink()
 
 
 def test_with_a_clock_that_is_an_hour_off_and_then_put_right() -> None:

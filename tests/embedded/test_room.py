@@ -64,7 +64,7 @@ def test_missing_disk_is_named_for_a_folder_yet_to_be_made(tmp_path: Path) -> No
     disk = tmp_path / "disk"
     with small_disk(disk, size="64m"):
         assert f"{disk}/a/b needs 600 MB of disk, and 6" in missing_disk("up", disk / "a" / "b")
-        script = [sys.executable, "-I", PROJECT / "embedded" / "room.py", "venv"]
+        script = [sys.executable, "-I", str(PROJECT / "embedded" / "room.py"), "venv"]
         refused = subprocess.run(script, cwd=disk, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert f"{disk}/.venv needs 1800 MB of disk" in refused.stderr
