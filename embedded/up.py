@@ -4,6 +4,7 @@ import os
 import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -208,8 +209,8 @@ def up(data_dir: Path, *, port: int | None, visits: Path) -> int:
         _say(f"warning: {missing}")
     try:
         _say("starting PostgreSQL, Valkey, Kafka and ClickHouse where none is given")
-        with EmbeddedStack(data_dir) as stack:
-            system = System(stack, data_dir=data_dir, port=_choose_port(port))
+        with EmbeddedStack(data_dir) as stack, _take_port(port) as taken:
+            system = System(stack, data_dir=data_dir, port=taken.getsockname()[1])
             try:
                 system.prepare()
                 system.start()
@@ -253,14 +254,25 @@ def _directions(stack: EmbeddedStack, system: System, data_dir: Path) -> str:
     return "\n" + "\n".join(f"  {name:<24} {value}" for name, value in lines.items()) + "\n"
 
 
-def _choose_port(port: int | None) -> int:
-    if port is not None:
-        if not is_port_free(port):
-            raise EmbeddedServerError(f"Port {port}, wanted for the web, is in use.")
-        return port
-    return next(
-        (candidate for candidate in range(WEB_PORT, WEB_PORT + 100) if is_port_free(candidate)),
-        find_free_port(set()),
+def _take_port(port: int | None) -> socket.socket:
+    """Bind the web's port before the web does, which takes a while to come and shares it."""
+    candidates = range(WEB_PORT, WEB_PORT + 100) if port is None else [port]
+    for candidate in candidates:
+        if is_port_free(candidate):
+            # Two that start at once would both find it free; granian lets them share it. This one
+            # does not listen, so it gets no connection.
+            taken = socket.socket()
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            try:
+                taken.bind((HOST, candidate))
+            except OSError:
+                taken.close()
+            else:
+                return taken
+    if port is None:
+        return _take_port(find_free_port())
+    raise EmbeddedServerError(
+        f"Port {port}, wanted for the web, is in use. Stop what listens there, or choose another."
     )
 
 

@@ -212,7 +212,10 @@ def make_place(
                 pytest.skip(f"the user {uid} can run no {VERSION}")
             link_packages(checkout, python)
         if uid is not None:
-            subprocess.run(["chown", "-R", f"{uid}:{uid}", home, temporary], check=True)
+            # The files of the packages are links to those in use, and stay whose they are.
+            packages = ["-path", "*/site-packages/*", "-not", "-type", "d", "-prune", "-o"]
+            give = ["-exec", "chown", "--no-dereference", f"{uid}:{uid}", "{}", "+"]
+            subprocess.run(["find", home, temporary, *packages, *give], check=True)
         yield place
     finally:
         os.umask(before)
@@ -245,8 +248,11 @@ def link_packages(checkout: Path, python: str) -> None:
         # Another file system.
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run(["cp", "--recursive", source, target], check=True)
-    for stamp in ("base", "dev"):
-        (checkout / ".venv" / stamp).touch()
+    # Another patch version may want another package: then `make` looks itself.
+    told = subprocess.check_output([python, "-c", "import sys; print(sys.version)"], text=True)
+    if told.strip() == sys.version:
+        for stamp in ("base", "dev"):
+            (checkout / ".venv" / stamp).touch()
 
 
 def find_python(name: str, path: str, *, uid: int | None = None) -> str | None:
