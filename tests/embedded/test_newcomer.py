@@ -27,6 +27,8 @@ from tests.embedded.processes import small_disk
 pytestmark = pytest.mark.timeout(600)
 
 WEIRD = 'it\'s "fünf" $HOME & 50% {a}?*'
+# A path through the workers to Kafka, and servers of a test's own.
+SOME = "ARGS=tests/acceptance/test_processes.py tests/embedded/test_stack.py -k 'c15 or kept_data'"
 NEWER = ("python3.12", "python3.13", "python3.14")
 # What a Debian without any Python still has, of what the Makefile uses.
 PROGRAMS = ("make", "bash", "sh", "env", "touch", "rm", "mkdir", "ps")
@@ -95,6 +97,22 @@ def test_without_home_user_and_locale_in_a_clone_that_cannot_be_written() -> Non
         try_out(place)
 
 
+@pytest.mark.parametrize("who", ["root", "user"])
+def test_make_test_runs_as_well(who: str) -> None:
+    with make_place(WEIRD, root=who == "root", user=who == "user", umask=0o077) as place:
+        del place.environment["HOME"], place.environment["USER"]
+        place.environment["LANG"] = "C"
+        # None of these tests looks at a page, so none needs Debian's.
+        browser = place.root / "chromium"
+        browser.symlink_to("/bin/true")
+        place.environment["PATH"] += f":{place.root}"
+        code, said = place.run("make", "test", SOME, seconds=300)
+        assert code == 0, said
+        assert said.splitlines()[0].startswith("All tests take ")
+        assert "2 passed" in said
+        assert place.leftovers() == []
+
+
 def test_with_newer_pythons_only() -> None:
     with make_place(venv=False) as place, only_programs(place, python=NEWER) as python:
         said = try_out(place, seconds=INSTALL_SECONDS)
@@ -140,6 +158,9 @@ def test_behind_a_proxy_with_the_usual_ports_taken() -> None:
             except OSError:
                 # Somebody else's already.
                 continue
+        # What pip may need the machine's own proxy for comes first.
+        code, said = place.run("make", ".venv/base")
+        assert code == 0, said
         # A proxy where nobody listens: whoever asks it is refused.
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy"):
             place.environment[name] = "http://127.0.0.1:9"
