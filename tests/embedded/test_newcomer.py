@@ -61,8 +61,9 @@ def test_as_root_who_shares_nothing_with_others() -> None:
         try_out(place)
 
 
-def test_in_a_path_with_spaces_quotes_and_umlauts_without_a_locale() -> None:
-    with make_place(WEIRD) as place:
+@pytest.mark.parametrize("who", ["root", "user"])
+def test_in_a_path_with_spaces_quotes_and_umlauts_without_a_locale(who: str) -> None:
+    with make_place(WEIRD, root=who == "root", user=who == "user") as place:
         place.environment["LANG"] = "C"
         try_out(place)
 
