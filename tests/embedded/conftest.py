@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.embedded.processes import remove_outside
+
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
@@ -14,4 +16,5 @@ def tmp_path() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="test-"))
     folder.chmod(0o711)
     yield folder
+    remove_outside(folder)
     shutil.rmtree(folder)

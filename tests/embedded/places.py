@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from embedded.up import VISITS
-from tests.embedded.processes import PROJECT, is_alive
+from tests.embedded.processes import PROJECT, is_alive, remove_outside
 
 USER: Final = "nobody"
 """An ordinary user that every system has, and whose own home is nowhere."""
@@ -219,7 +219,8 @@ def make_place(
         yield place
     finally:
         os.umask(before)
-        remove(below)
+        remove_outside(below)
+        shutil.rmtree(below)
 
 
 def copy_checkout(checkout: Path) -> None:
@@ -289,10 +290,3 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.05)
-
-
-def remove(root: Path) -> None:
-    """Remove a place, with the data that PostgreSQL keeps outside a folder closed to its user."""
-    for link in root.rglob(".data/outside"):
-        shutil.rmtree(link.resolve(), ignore_errors=True)
-    shutil.rmtree(root)

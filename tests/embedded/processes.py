@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from embedded.outside import LINK
+
 PROJECT = Path(__file__).resolve().parent.parent.parent
 SERVER_VARIABLES = ("DATABASE_URL", "REDIS_URL", "KAFKA_BOOTSTRAP_SERVERS", "CLICKHOUSE_URL")
 # A command that says it is up and then waits for a signal, ending with a code of its own.
@@ -133,3 +135,10 @@ def small_disk(folder: Path, *, size: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def remove_outside(folder: Path) -> None:
+    """Remove what PostgreSQL keeps outside of data folders that are closed to its user."""
+    for link in folder.rglob(LINK):
+        if link.is_symlink():
+            shutil.rmtree(link.resolve(), ignore_errors=True)

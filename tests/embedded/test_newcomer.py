@@ -109,9 +109,10 @@ def test_make_test_runs_as_well(who: str) -> None:
         place.environment["PATH"] += f":{place.root}"
         code, said = place.run("make", "test", SOME, seconds=300)
         assert code == 0, said
-        assert said.splitlines()[0].startswith("All tests take ")
+        assert "\nAll tests take " in f"\n{said}"
         assert "2 passed" in said
-        assert place.leftovers() == []
+        # pytest keeps the folders of its last tests.
+        assert [left for left in place.leftovers() if not left.startswith("pytest-of-")] == []
 
 
 def test_with_newer_pythons_only() -> None:
