@@ -132,9 +132,9 @@ class Postgres(Server):
 
     def _programs(self) -> Path:
         folders = self._package()
-        user = self._user()
-        if user is None or can_enter(folders[0] / PROGRAMS / "postgres", user):
-            return folders[0] / PROGRAMS
+        programs, user = folders[0] / PROGRAMS, self._user()
+        if user is None or (can_enter(programs / "postgres", user) and not is_special(programs)):
+            return programs
         copy = copy_once(folders, f"{self.name}-{metadata.version(self.wheel)}")
         return copy / folders[0].name / PROGRAMS
 
