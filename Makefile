@@ -53,7 +53,7 @@ up: .venv/base ## Start everything on this machine, replay a day of visits, say 
 	@$(BIN)/python -m embedded up $(ARGS)
 
 test: .venv/dev ## Run all tests on real servers (ARGS="-k name" for some)
-	@echo "All tests take 25 minutes on two cores, most of it waiting; make test-quick takes two."
+	@echo "All tests take 28 minutes on two cores, most of it waiting; make test-quick takes two."
 	tests/chromium.sh
 	PINACTIVITY_DEVELOPMENT=true $(BIN)/python -m embedded run --throwaway -- $(BIN)/python -m pytest $(ARGS)
 

@@ -134,6 +134,8 @@ class Place:
             (api,) = (line.split()[1] for line in said.splitlines() if line.startswith("  API "))
             running = Running(process, output, api, time.monotonic() - began)
             family = running.family()
+            # With pytest's -rP this is the table of the places.
+            sys.stdout.write(f"ready after {running.seconds:.0f} s\n")
             yield running
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGINT)

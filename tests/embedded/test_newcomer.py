@@ -38,8 +38,6 @@ def try_out(place: Place, *, seconds: float = READY_SECONDS) -> str:
     """Bring everything up, visit it, press Ctrl-C; return what `make up` said."""
     with place.up(seconds=seconds) as running:
         place.visit(running)
-    # With `-rP` or `-s` this is the table of the places.
-    sys.stdout.write(f"ready after {running.seconds:.0f} s\n")
     return running.output.read_text(errors="replace")
 
 
