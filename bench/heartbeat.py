@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -69,12 +68,15 @@ def _server(cpu: int | None) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    command = f"{Path(sys.executable).parent}/granian --interface wsgi --host 127.0.0.1"
-    command += f" --port {port} --blocking-threads 4 --log-level error bench.wsgi:application"
+    command = [
+        *(sys.executable, "-m", "granian", "--interface", "wsgi", "--host", "127.0.0.1"),
+        *("--port", str(port), "--blocking-threads", "4", "--log-level", "error"),
+        "bench.wsgi:application",
+    ]
     if cpu is not None:
-        command = f"taskset --cpu-list {cpu} {command}"
+        command = ["taskset", "--cpu-list", str(cpu), *command]
     environment = {**os.environ, "DATABASE_URL": database_url(), "RATE_LIMIT_HEARTBEATS": "0"}
-    process = subprocess.Popen(command.split(), cwd=settings.BASE_DIR, env=environment)
+    process = subprocess.Popen(command, cwd=settings.BASE_DIR, env=environment)
     try:
         deadline = time.monotonic() + 60
         while True:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from uuid import UUID
 
 from django.conf import settings
@@ -54,11 +53,14 @@ def _process(*command: str) -> Iterator[None]:
 
 @contextmanager
 def _system() -> Iterator[None]:
-    celery = (str(Path(sys.executable).parent / "celery"), "-A", "pinactivity.celery")
-    worker = "worker --pool threads --queues relay --concurrency 2 --purge --without-mingle"
+    celery = (sys.executable, "-m", "celery", "-A", "pinactivity.celery")
+    worker = [
+        *("worker", "--pool", "threads", "--queues", "relay", "--concurrency", "2"),
+        *("--purge", "--without-mingle", "--without-gossip"),
+    ]
     with ExitStack() as stack:
         schedule = stack.enter_context(tempfile.TemporaryDirectory())
-        stack.enter_context(_process(*celery, *worker.split(), "--without-gossip"))
+        stack.enter_context(_process(*celery, *worker))
         stack.enter_context(_process(*celery, "beat", "--schedule", f"{schedule}/schedule"))
         stack.enter_context(_process(sys.executable, "manage.py", "consume", *_CONSUMERS))
         yield

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -187,10 +186,13 @@ def _summarise_rate(relay: Samples, bare: Samples, cpu: CpuTime) -> dict[str, An
 def _worker() -> Iterator[None]:
     """Run a worker of the queue `relay` and a beat, as deployed, on the bench's database."""
     environment = {**os.environ, "DATABASE_URL": database_url(), "LOG_LEVEL": "ERROR"}
-    celery = [str(Path(sys.executable).parent / "celery"), "-A", "pinactivity.celery"]
-    options = "worker --pool threads --queues relay --concurrency 2 --purge --without-mingle"
+    celery = [sys.executable, "-m", "celery", "-A", "pinactivity.celery"]
+    options = [
+        *("worker", "--pool", "threads", "--queues", "relay", "--concurrency", "2"),
+        *("--purge", "--without-mingle", "--without-gossip"),
+    ]
     commands = (
-        [*celery, *options.split(), "--without-gossip"],
+        [*celery, *options],
         [*celery, "beat", "--schedule", "/tmp/bench-relay-beat"],
     )
     processes = [

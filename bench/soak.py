@@ -170,7 +170,7 @@ class _Crowd:
 @contextmanager
 def _celery(folder: Path, workers: int) -> Iterator[None]:
     """Run Celery beat and workers of the closer as an operator does."""
-    celery = [str(Path(sys.executable).parent / "celery"), "-A", "pinactivity.celery"]
+    celery = [sys.executable, "-m", "celery", "-A", "pinactivity.celery"]
     worker = [*celery, "worker", "--pool", "threads", "--queues", "closer", "--concurrency", "1"]
     commands = [[*celery, "beat", "--schedule", str(folder / "schedule"), "--pidfile="]]
     commands += [

@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from embedded.errors import EmbeddedServerError
+from embedded.errors import EmbeddedServerError, explain_os_error
+from embedded.room import missing_disk, missing_memory
 from embedded.stack import KAFKAS, SERVERS, EmbeddedStack
+from embedded.up import VISITS
 from embedded.up import up as bring_up
 
 DEFAULT_DATA_DIR: Final = Path(__file__).resolve().parent.parent / ".data"
@@ -83,7 +86,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     up = commands.add_parser("up", help="run the whole system, with a day of visits in it")
     up.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="kept data")
     up.add_argument("--port", type=int, help="of the web (default: the first free from 8000)")
+    up.add_argument("--visits", type=Path, default=VISITS, help="what to replay (default: shipped)")
     return parser.parse_args(arguments)
+
+
+def check_room() -> None:
+    """Refuse a disk too small for all servers at work; warn of too little memory."""
+    missing = missing_disk("run", Path(tempfile.gettempdir()))
+    if missing:
+        raise EmbeddedServerError(f"{missing} TMPDIR names another folder.")
+    if missing := missing_memory("run"):
+        print(f"embedded: warning: {missing}", file=sys.stderr)
 
 
 def main() -> int:
@@ -91,7 +104,9 @@ def main() -> int:
     options = parse(sys.argv[1:])
     try:
         if options.action == "up":
-            return bring_up(options.data_dir, port=options.port)
+            return bring_up(options.data_dir, port=options.port, visits=options.visits.resolve())
+        if options.throwaway and options.only is None:
+            check_room()
         stack = EmbeddedStack(
             None if options.throwaway else options.data_dir,
             throwaway=options.throwaway,
@@ -101,6 +116,9 @@ def main() -> int:
         return Runner().run(options.argv, stack)
     except EmbeddedServerError as exc:
         print(f"embedded: {exc}", file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"embedded: {explain_os_error(exc, what='Could not go on')}", file=sys.stderr)
         return 1
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 from xml.etree import ElementTree as ET
 
 from embedded.environment import server_environment
-from embedded.errors import EmbeddedServerError, StartGivenUpError
+from embedded.errors import EmbeddedServerError, StartGivenUpError, reason_in
 from embedded.guarded import Command, GuardedProcess, Owner, State
 from embedded.kafka_broker import KafkaBroker
 from embedded.server import HOST, PAUSE_SECONDS, died_at_start, is_port_free
@@ -130,8 +130,7 @@ class ApacheKafka(KafkaBroker):
                     f"Maven could not fetch the jars of Apache Kafka {VERSION} that {POM} names. "
                     "See that its registry can be reached, leave out KAFKA=apache to use the "
                     f"broker of a wheel, or set {self.variable} to the address of a server of your "
-                    f"own. The end of the log, {self.log}:\n"
-                    f"{self._log_tail(seen) or state.failure}"
+                    f"own: {reason_in(self.log, self._log_tail(seen) or state.failure)}"
                 )
             try:
                 new.rename(self.jars)

@@ -36,13 +36,15 @@ class ClickHouse(Server):
             raise missing_wheel(self)
         folder = self.data_dir / "clickhouse"
         folder.mkdir(parents=True, exist_ok=True)
-        project = str(Path(__file__).resolve().parent.parent)
-        paths = [project, *filter(None, [os.environ.get("PYTHONPATH")])]
+        project = Path(__file__).resolve().parent.parent
+        paths = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
         return Command(
             [sys.executable, "-m", "embedded.clickhouse_http", str(folder), str(self.port)],
             self.log,
             self.stop_signals,
-            {**server_environment(), "PYTHONPATH": os.pathsep.join(paths)},
+            server_environment() | paths,
+            # Where Python finds the front: a colon in this path would end it in PYTHONPATH.
+            str(project),
         )
 
     def check(self) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -28,6 +29,8 @@ from embedded.http_body import BadBodyError, read_body, read_form
 
 MAX_CONCURRENT_QUERIES: Final = 32
 STOP_SECONDS: Final = 4.0
+INSERT_PREFIX: Final = "insert-"
+WILDCARDS: Final = frozenset("*?{}")
 HOST: Final = "127.0.0.1"
 MAX_FIELD_BYTES: Final = 128 * 1024
 """Of one parameter, in the address or in a form: http_max_field_value_size, as it comes."""
@@ -286,17 +289,26 @@ def run_insert(connection: Connection, insert: re.Match[bytes], sql: bytes) -> A
     as a violated constraint, and calls the insert done; rows within the statement end at the first
     byte that is a newline.
     """
-    with tempfile.NamedTemporaryFile(prefix="insert-") as file:
+    with tempfile.NamedTemporaryFile(prefix=INSERT_PREFIX, dir=find_insert_folder()) as file:
         file.write(memoryview(sql)[insert.end() :])
         file.flush()
         into, format_name = insert["into"].decode(), insert["format"].decode()
-        statement = f"{into} FROM INFILE '{file.name}' FORMAT {format_name}"
+        name = escape(str(Path(file.name).absolute()))
+        statement = f"{into} FROM INFILE '{name}' FORMAT {format_name}"
         result = connection.query(statement, "TabSeparated")
     summary = summary_of(result) | {
         "written_rows": str(result.rows_written()),
         "written_bytes": str(result.bytes_written()),
     }
     return Answer(None, iter([]), summary)
+
+
+def find_insert_folder() -> str | None:
+    """Return where rows wait to be inserted: with the data, since TMPDIR may be small.
+
+    The engine would take a path with wildcards for a pattern; then it is TMPDIR after all.
+    """
+    return None if WILDCARDS & set(str(Path.cwd())) else "."
 
 
 def summary_of(result: Any) -> dict[str, str]:
@@ -328,14 +340,22 @@ def assign(setting: tuple[str, str]) -> str:
     name, text = setting
     if not SETTING_NAME.fullmatch(name):
         raise ValueError(f"Code: 115. DB::Exception: Unknown setting {name!r}. (UNKNOWN_SETTING)")
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"{name} = '{escaped}'"
+    return f"{name} = '{escape(text)}'"
+
+
+def escape(text: str) -> str:
+    """Write a text so that it can stand between single quotes."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def main() -> None:
     """Serve until SIGTERM."""
     folder, port = sys.argv[1], int(sys.argv[2])
-    front = Front(folder, port)
+    # The engine would take an address with a question mark for one with options.
+    os.chdir(folder)
+    front = Front(".", port)
+    for leftover in Path().glob(f"{INSERT_PREFIX}*"):
+        leftover.unlink()
     signal.signal(
         signal.SIGTERM,
         # `shutdown` waits for the loop that runs in this very thread.

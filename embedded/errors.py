@@ -1,6 +1,11 @@
 """The one error of this package that a person is meant to read."""
 
 import errno
+import re
+from pathlib import Path
+from typing import Final
+
+REASON: Final = re.compile(r"error|fatal|denied|refused|cannot|could not", re.IGNORECASE)
 
 
 class EmbeddedServerError(Exception):
@@ -24,3 +29,11 @@ def disk_full(what: str) -> EmbeddedServerError:
         f"{what}: no space left on the disk. Free some space, or use another data folder "
         "(--data-dir)."
     )
+
+
+def reason_in(log: Path, text: str) -> str:
+    """Say in one line what the end of a log gives as the reason, and where the log is."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reasons = [line for line in lines if REASON.search(line)]
+    (reason,) = (reasons or lines or ["it printed nothing"])[-1:]
+    return f"{reason} (its log: {log})"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from embedded.errors import EmbeddedServerError
+from embedded.outside import LINK
 
 LOCK_FILE: Final = "lock"
 THROWAWAY_FILE: Final = "throwaway"
@@ -67,7 +68,7 @@ def is_running(pid: str) -> bool:
 def mark_throwaway(data_dir: Path, *, throwaway: bool) -> None:
     """Refuse to mix kept data and throwaway mode; mark a new folder."""
     marker = data_dir / THROWAWAY_FILE
-    used = any((data_dir / name).exists() for name in ("postgres", "clickhouse", "kafka"))
+    used = any((data_dir / name).exists() for name in ("postgres", "clickhouse", "kafka", LINK))
     if throwaway and not used:
         marker.touch()
     elif throwaway != marker.exists():

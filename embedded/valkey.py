@@ -27,14 +27,15 @@ class Valkey(Server):
             "port": str(self.port),
             "save": "",
             "appendonly": "no",
-            "dir": str(self.log.parent),
             # A broker that drops the oldest tasks when memory is short would lose work silently.
             "maxmemory-policy": "noeviction",
         }
         argv = [str(program)]
         for option, value in options.items():
             argv += [f"--{option}", value]
-        return Command(argv, self.log, self.stop_signals, server_environment())
+        # Its folder is where it runs: among its options, a path with quotes would need escaping.
+        folder = str(self.log.parent)
+        return Command(argv, self.log, self.stop_signals, server_environment(), folder)
 
     def check(self) -> None:
         """Send PING."""

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit, urlunsplit
 from django.conf import settings
 from django.db import connection
 
-BIN = Path(sys.executable).parent
 MANAGE = [sys.executable, "manage.py"]
-CELERY = [str(BIN / "celery"), "-A", "pinactivity.celery"]
+# Modules, not scripts: the first line of a script cannot hold every path.
+GRANIAN = [sys.executable, "-m", "granian"]
+CELERY = [sys.executable, "-m", "celery", "-A", "pinactivity.celery"]
 _SHOWN_LINES = 100
 """Of a log, when a test fails."""
 

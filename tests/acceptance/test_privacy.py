@@ -51,7 +51,7 @@ from tests.api import HEARTBEAT, LINK, OPEN, START, view_heartbeat
 from tests.dev_stats import SESSIONS, VIEWS, count_rows, rows_of
 from tests.dev_stats import TABLES as FACTS_TABLES
 from tests.kafka import TopicReader, skip_to_end
-from tests.processes import BIN, CELERY, MANAGE, running, wait_until, worker
+from tests.processes import CELERY, GRANIAN, MANAGE, running, wait_until, worker
 from tests.tokens import bearer, claims, pem
 from views.models import PropertyObjectViewStatsSeen
 
@@ -153,7 +153,7 @@ def service(folder: Path, **variables: str) -> Iterator[dict[str, Process]]:
 
     def web(name: str) -> list[str]:
         return [
-            *(str(BIN / "granian"), "--interface", "wsgi", "--host", "127.0.0.1", "--no-ws"),
+            *(*GRANIAN, "--interface", "wsgi", "--host", "127.0.0.1", "--no-ws"),
             *("--port", str(ports[name]), "--workers", "1", "--blocking-threads", "2"),
             "pinactivity.wsgi:application",
         ]

@@ -29,7 +29,7 @@ from embedded.stack import find_free_port, private_server
 from pinactivity.core.ids import new_id
 from tests.api import HEARTBEAT, OPEN, START, view_heartbeat
 from tests.conftest import USER_AGENT
-from tests.processes import BIN, environment, running, wait_until
+from tests.processes import GRANIAN, environment, running, wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -176,7 +176,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     log = tmp_path_factory.mktemp("web") / "log"
     port = find_free_port()
     argv = [
-        *(str(BIN / "granian"), "--interface", "wsgi", "--host", "127.0.0.1"),
+        *(*GRANIAN, "--interface", "wsgi", "--host", "127.0.0.1"),
         *("--port", str(port), "--blocking-threads", str(THREADS)),
         *("--blocking-threads-idle-timeout", "600", "pinactivity.wsgi:application"),
     ]
@@ -294,7 +294,7 @@ def test_web_that_starts_while_postgresql_is_away_serves_once_it_is_there(
 ) -> None:
     port = find_free_port()
     argv = [
-        *(str(BIN / "granian"), "--interface", "wsgi", "--host", "127.0.0.1"),
+        *(*GRANIAN, "--interface", "wsgi", "--host", "127.0.0.1"),
         *("--port", str(port), "--blocking-threads", "2", "pinactivity.wsgi:application"),
     ]
     address = service.postgres.address

@@ -1,14 +1,20 @@
 """Runs `python -m embedded run` as a process and knows every process that it brought up."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
+
+from embedded.outside import LINK
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 SERVER_VARIABLES = ("DATABASE_URL", "REDIS_URL", "KAFKA_BOOTSTRAP_SERVERS", "CLICKHOUSE_URL")
@@ -109,3 +115,30 @@ def is_alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+@contextmanager
+def small_disk(folder: Path, *, size: str) -> Iterator[None]:
+    """Mount a file system of this size on the folder; skip where that is not allowed."""
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if os.geteuid() != 0 or mount is None:
+        pytest.skip("mounting needs root")
+    mounted = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def remove_outside(folder: Path) -> None:
+    """Remove what PostgreSQL keeps outside of data folders that are closed to its user."""
+    for link in folder.rglob(LINK):
+        if link.is_symlink():
+            shutil.rmtree(link.resolve(), ignore_errors=True)

