@@ -26,7 +26,7 @@ from devstats.writer import SESSION_FACTS
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.consumer import Consumer, registered_consumers
+from pinactivity.kafka.loop import Consumer, registered_consumers
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import DeliveryFault, Message
 from pinactivity.kafka.source import KafkaSource

@@ -20,7 +20,7 @@ from devstats.facts import (
     owned_by,
 )
 from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter, Row
-from pinactivity.kafka.consumer import (
+from pinactivity.kafka.loop import (
     BatchLimits,
     ConsumerSpec,
     Entry,

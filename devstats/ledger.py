@@ -30,7 +30,6 @@ from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter, Table
 from outbox.selectors import Delivery, deliveries, unpublished
 from pinactivity.core.ids import parse_id
 from pinactivity.core.times import parse_time
-from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.kafka.history import (
     committed_offsets,
     kept_since,
@@ -38,6 +37,7 @@ from pinactivity.kafka.history import (
     partitions_of,
     read,
 )
+from pinactivity.kafka.loop import registered_consumers
 from pinactivity.kafka.source import RawRecord
 from pinactivity.kafka.topics import dead_letter_topic
 from pinactivity.postgres.clock import statement_time

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from pinactivity.kafka.consumer import BatchLimits, ConsumerSpec, Entry, Poison, Record, register
+from pinactivity.kafka.loop import BatchLimits, ConsumerSpec, Entry, Poison, Record, register
 from pinactivity.kafka.payload import Payload
 from pinactivity.kafka.topics import USER_SIGNED_IN
 from pinactivity.postgres.clock import statement_time

@@ -11,7 +11,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from pinactivity.core.ids import new_id
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.consumer import (
+from pinactivity.kafka.loop import (
     Consumer,
     ConsumerSpec,
     Entry,

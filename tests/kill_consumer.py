@@ -21,7 +21,7 @@ from django.conf import settings
 from kafka import TopicPartition
 
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.consumer import Consumer, registered_consumers
+from pinactivity.kafka.loop import Consumer, registered_consumers
 from pinactivity.kafka.producer import DeliveryFault, Message
 from pinactivity.kafka.source import KafkaSource, Partition
 

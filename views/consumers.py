@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from pinactivity.kafka.consumer import ConsumerSpec, Entry, Poison, Record, register
+from pinactivity.kafka.loop import ConsumerSpec, Entry, Poison, Record, register
 from pinactivity.kafka.payload import Payload
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED
 from pinactivity.postgres.clock import statement_time

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.consumer import Record
+from pinactivity.kafka.loop import Record
 from pinactivity.kafka.producer import DeliveryFault, Message
 from pinactivity.kafka.source import CommitRefused, Partition, RawRecord
 

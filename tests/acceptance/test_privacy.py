@@ -35,7 +35,7 @@ from outbox.models import OutboxMessage
 from pinactivity.celery import app
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.consumer import registered_consumers
+from pinactivity.kafka.loop import registered_consumers
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.testing import message
 from pinactivity.kafka.topics import (

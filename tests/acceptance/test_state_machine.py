@@ -39,7 +39,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pinactivity.kafka.consumer import Entry, Poison
+from pinactivity.kafka.loop import Entry, Poison
 from pinactivity.kafka.testing import record
 from pinactivity.kafka.topics import (
     PROPERTY_OBJECT_VIEW_ENDED,

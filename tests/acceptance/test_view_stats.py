@@ -12,7 +12,7 @@ from django.db import connection
 
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
-from pinactivity.kafka.consumer import registered_consumers
+from pinactivity.kafka.loop import registered_consumers
 from pinactivity.kafka.topics import (
     PROPERTY_OBJECT_VIEW_ENDED,
     count_messages,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from pinactivity.kafka.consumer import BatchLimits, ConsumerSpec, Entry, Poison, Record, register
+from pinactivity.kafka.loop import BatchLimits, ConsumerSpec, Entry, Poison, Record, register
 
 
 class EchoHandler:

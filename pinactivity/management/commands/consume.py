@@ -18,13 +18,13 @@ from tqdm import tqdm
 
 from pinactivity.conf.checks import enforce
 from pinactivity.core.error_info import describe_error
-from pinactivity.kafka.consumer import (
+from pinactivity.kafka.history import committed_offsets, opened_reader
+from pinactivity.kafka.loop import (
     Consumer,
     ConsumerSpec,
     PoisonLimitReached,
     registered_consumers,
 )
-from pinactivity.kafka.history import committed_offsets, opened_reader
 from pinactivity.kafka.offsets import GroupBusy, move_offsets
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.source import KafkaSource, Partition

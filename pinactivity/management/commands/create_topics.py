@@ -6,7 +6,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from kafka.errors import KafkaError
 
-from pinactivity.kafka.consumer import registered_consumers
+from pinactivity.kafka.loop import registered_consumers
 from pinactivity.kafka.topics import TOPICS, create_topics, dead_letter_topics
 
 

@@ -8,8 +8,8 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from kafka.errors import KafkaError
 
-from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.kafka.dead_letters import DeadLetterOffice, RedriveFailed, describe_record
+from pinactivity.kafka.loop import registered_consumers
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.topics import MAX_DEAD_LETTER_BYTES, dead_letter_topics
 from pinactivity.process.stopping import stop_on_signals

@@ -32,8 +32,8 @@ from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc, parse_time
 from pinactivity.http.periods import Period
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.consumer import Consumer, Entry, Record, registered_consumers
 from pinactivity.kafka.history import opened_reader, partitions_of, read
+from pinactivity.kafka.loop import Consumer, Entry, Record, registered_consumers
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, SESSION_ENDED, dead_letter_topic
 from pinactivity.telemetry.metrics import DEV_STATS_RECONCILE_LAST_SUCCESS, DEV_STATS_RECONCILE_LOST

@@ -8,7 +8,7 @@ import pytest
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import NIL, new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.consumer import Entry, Poison, registered_consumers
+from pinactivity.kafka.loop import Entry, Poison, registered_consumers
 from pinactivity.kafka.testing import record
 from pinactivity.kafka.topics import USER_SIGNED_IN
 from pinactivity.postgres.clock import statement_time

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import NIL, new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.consumer import Consumer, Entry, Poison, Record, registered_consumers
+from pinactivity.kafka.loop import Consumer, Entry, Poison, Record, registered_consumers
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.testing import InMemoryBroker, message, record
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, dead_letter_topic

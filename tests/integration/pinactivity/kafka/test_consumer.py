@@ -23,9 +23,9 @@ from django.core.management.base import CommandError
 from structlog.testing import capture_logs
 
 from embedded.stack import find_free_port, private_server
-from pinactivity.kafka.consumer import PoisonLimitReached
 from pinactivity.kafka.dead_letters import DeadLetterOffice
 from pinactivity.kafka.history import opened_reader, partitions_of
+from pinactivity.kafka.loop import PoisonLimitReached
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.source import CommitRefused, Source
 from pinactivity.kafka.topics import find_ends

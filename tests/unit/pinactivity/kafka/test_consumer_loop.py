@@ -18,7 +18,8 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from pinactivity.core.ids import new_id
-from pinactivity.kafka.consumer import (
+from pinactivity.kafka.dead_letters import dead_letter
+from pinactivity.kafka.loop import (
     ConsumerSpec,
     Entry,
     Poison,
@@ -27,7 +28,6 @@ from pinactivity.kafka.consumer import (
     SinkUnavailable,
     register,
 )
-from pinactivity.kafka.dead_letters import dead_letter
 from pinactivity.kafka.source import CommitRefused, Partition, RawRecord, Source
 from pinactivity.kafka.testing import InMemoryBroker, record
 from pinactivity.kafka.topics import dead_letter_topics
@@ -382,7 +382,7 @@ def test_dead_letter_keeps_everything_and_replaces_older_reasons() -> None:
 
 def test_name_of_a_consumer_is_registered_once() -> None:
     taken = ConsumerSpec(name="signed-in", topics=("t",), group="g", handler=NumberHandler)
-    from pinactivity.kafka.consumer import registered_consumers  # noqa: PLC0415 - imports the apps
+    from pinactivity.kafka.loop import registered_consumers  # noqa: PLC0415 - imports the apps
 
     assert "signed-in" in registered_consumers()
     with pytest.raises(ValueError, match="two consumers signed-in"):
