@@ -21,9 +21,11 @@ from django.conf import settings
 from kafka import TopicPartition
 
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.loop import Consumer, registered_consumers
+from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.producer import DeliveryFault, Message
-from pinactivity.kafka.source import KafkaSource, Partition
+from pinactivity.kafka.record import Partition
+from pinactivity.kafka.source import KafkaSource
+from pinactivity.kafka.spec import registered_consumers
 
 ANY_MOMENT, BETWEEN_COMMITS = "any-moment", "between-commits"
 

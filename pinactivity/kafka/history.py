@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from pinactivity.kafka.source import Partition, RawRecord, to_raw
-from pinactivity.kafka.topics import find_ends
+from pinactivity.kafka.record import Partition, Record
+from pinactivity.kafka.source import to_record
+from pinactivity.kafka.topic_admin import find_ends
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def find_since(
 
 def read(
     reader: KafkaConsumer, *topics: str, since: datetime | None = None
-) -> Iterator[RawRecord] | None:
+) -> Iterator[Record] | None:
     """Read topics to where they end at the time of the call; None when there is none of them.
 
     Args:
@@ -77,13 +78,13 @@ def read(
     for part, offset in places.items():
         reader.seek(part, offset)
 
-    def records() -> Iterator[RawRecord]:
+    def records() -> Iterator[Record]:
         waiting = {part for part in parts if reader.position(part) < ends[part]}
         while waiting:
             for part, batch in reader.poll(timeout_ms=1000, max_records=1000).items():
                 for record in batch:
                     if record.offset < ends[part]:
-                        yield to_raw(record)
+                        yield to_record(record)
             waiting = {part for part in waiting if reader.position(part) < ends[part]}
 
     return records()

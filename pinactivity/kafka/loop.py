@@ -1,236 +1,40 @@
-"""One loop for every consumer: poll -> handle -> flush -> commit (design, section 10).
-
-An app declares its consumers in `<app>/consumers.py`, and `manage.py consume NAME` runs them:
-
-    register(ConsumerSpec(name="..", topics=(..,), group="..", handler=MyHandler))
+"""The loop of every consumer: poll -> decode -> flush -> commit (design, section 10).
 
 Delivery is at least once: an offset is committed last, when everything before it was written
 by the handler or acknowledged by the dead-letter topic. Handlers are therefore idempotent.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
-import msgspec
 import structlog
-from django.db import DataError, close_old_connections, connections
-from django.utils.module_loading import autodiscover_modules
+from django.db import connections
 from kafka.errors import KafkaError
-from opentelemetry.context import Context
 
-from pinactivity import meanwhile
 from pinactivity.core.error_info import describe_error
-from pinactivity.core.ids import parse_id
-from pinactivity.core.times import parse_time
-from pinactivity.kafka.batch import Batch, BatchLimits
-from pinactivity.kafka.dead_letters import dead_letter
+from pinactivity.kafka.batch import Batch
+from pinactivity.kafka.dead_lettering import DeadLettering, DeadLettersRefused
+from pinactivity.kafka.entry import Entry, State
+from pinactivity.kafka.envelope import read_envelope
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import Publisher
-from pinactivity.kafka.record import Poison, Record
-from pinactivity.kafka.source import CommitRefused, Partition, RawRecord, Source
+from pinactivity.kafka.record import Partition, Poison, Record
+from pinactivity.kafka.source import CommitRefused, Source
+from pinactivity.kafka.spec import ConsumerSpec, Handler, SinkUnavailable, SlowDown
+from pinactivity.kafka.writing import EntryWriter, Unfinished
 from pinactivity.telemetry import metrics, tracing
-
-__all__ = [
-    "BatchLimits",
-    "Consumer",
-    "ConsumerSpec",
-    "Entry",
-    "Handler",
-    "Poison",
-    "Record",
-    "SinkUnavailable",
-    "SlowDown",
-    "register",
-    "registered_consumers",
-]
 
 log = structlog.get_logger(__name__)
 
-Row = TypeVar("Row")
-
-CONTRACT_VERSION = b"1"
-_OURS = frozenset(
-    {
-        "MessageId",
-        "EventType",
-        "AggregateType",
-        "AggregateId",
-        "ContractVersion",
-        "Version",
-        "CreatedAt",
-        "CorrelationId",
-        "traceparent",
-    }
-)
 _POLL_SECONDS = 0.5
 """Of one poll: how late a stop, or a rebalance before which to flush, may be noticed."""
-_WORK_SECONDS = 30.0
-"""Of work between two polls: well below every sensible max_poll_interval."""
-
-
-class SlowDown(Exception):
-    """Not now: keep the batch, wait (1 s to 60 s), flush it again. No offset moves."""
-
-
-class SinkUnavailable(SlowDown):
-    """The storage that the handler writes to is away; not the messages' fault."""
-
-
-class Entry(msgspec.Struct, Generic[Row], frozen=True):
-    """A row and the message that it was made from."""
-
-    record: Record
-    row: Row
-
-
-class Handler(Protocol[Row]):
-    """What a consumer does. One instance a thread, so it may keep a client of its own."""
-
-    def decode(self, record: Record) -> Row | None:
-        """Make a row of a message, purely: no network, no database.
-
-        Returns:
-            The row; None skips the message (the handler counts why).
-
-        Raises:
-            Poison: the message breaks the contract. Any other exception counts as
-                `Poison("handler-error")`.
-        """
-
-    def flush(self, entries: Sequence[Entry[Row]]) -> None:
-        """Write rows durably, all or none or idempotently: they may come again.
-
-        `entries` are in order within a partition, never empty, and exactly one when the
-        consumer works `one_by_one` (then the message's correlation id and trace are in force).
-
-        Of a batch it may call `meanwhile.do_offered` where it has sent and begins to wait: the
-        loop then polls, and decodes the next batch by this handler.
-
-        Raises:
-            Poison: a row is at fault; what PostgreSQL refuses with DataError is so too. Of
-                several rows the loop halves the batch until the one stands alone; it goes to
-                the dead-letter topic, the others are written.
-            SinkUnavailable: the storage is away. The batch is kept, no offset moves. Any
-                other exception is treated so too, and logged as an error.
-        """
-
-    def close(self) -> None:
-        """Give up what the handler holds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerSpec:
-    """A consumer as an app declares it.
-
-    Args:
-        name: What `manage.py consume` calls it: "signed-in".
-        topics: Read with one group; each has its dead-letter topic `<topic>.<group>.dlq`.
-        group: The consumer group.
-        handler: Makes the handler, in the thread that will use it.
-        limits: Of a batch; asked when the consumer is made, since they may be settings.
-        one_by_one: `flush` gets one entry a call: one transaction a message. Offsets are still
-            committed once a batch.
-        extra_metrics: Fed besides the loop's own, for consumers whose specification names them.
-    """
-
-    name: str
-    topics: tuple[str, ...]
-    group: str
-    handler: Callable[[], Handler[Any]]
-    limits: Callable[[], BatchLimits] = BatchLimits
-    one_by_one: bool = False
-    extra_metrics: tuple[metrics.ConsumerMetrics, ...] = ()
-
-
-_registered: dict[str, ConsumerSpec] = {}
-
-
-def register(spec: ConsumerSpec) -> ConsumerSpec:
-    """Declare a consumer; called at the import of an app's `consumers.py`.
-
-    Raises:
-        ValueError: the name is taken by another declaration.
-    """
-    if _registered.setdefault(spec.name, spec) != spec:
-        raise ValueError(f"There are two consumers {spec.name}.")
-    return spec
-
-
-def registered_consumers() -> Mapping[str, ConsumerSpec]:
-    """Import every app's `consumers.py` and return what they declared, by name."""
-    autodiscover_modules("consumers")
-    return _registered
-
-
-class PoisonLimitReached(Exception):
-    """Too many poison messages in a row: a bad deploy, not bad data."""
-
-    def __init__(self, spec: ConsumerSpec, limit: int) -> None:
-        super().__init__(
-            f"{spec.name}: more than {limit} poison messages in a row. Nothing after them was"
-            f" touched. See what they are (manage.py dead_letters list), correct the producer or"
-            f" this consumer, then start it again."
-        )
-
-
-class DeadLettersRefused(SlowDown):
-    """The dead-letter topic did not acknowledge: the offsets wait for it.
-
-    Args:
-        code: Of the broker's refusal.
-    """
-
-    def __init__(self, code: str) -> None:
-        self.code = code
-        super().__init__(code)
-
-
-class _Unfinished(SlowDown):
-    """Time to poll: the rest of the batch follows at once."""
-
-
-class _State(Enum):
-    DECODED = "decoded"
-    WRITTEN = "written"
-    SKIPPED = "skipped"
-    POISON = "poison"
-    BURIED = "buried"
-
-
-class _Taken(msgspec.Struct):
-    """One message between poll and commit."""
-
-    raw: RawRecord
-    state: _State
-    record: Record | None = None
-    row: Any = None
-    reason: str = ""
-    context: Context | None = None
-
-    @property
-    def partition(self) -> Partition:
-        return self.raw.topic, self.raw.partition
-
-    @property
-    def entry(self) -> Entry[Any]:
-        assert self.record is not None  # it was decoded
-        return Entry(self.record, self.row)
-
-    @property
-    def is_poison(self) -> bool:
-        return self.state in (_State.POISON, _State.BURIED)
-
-    def condemn(self, reason: str) -> None:
-        self.state, self.reason = _State.POISON, reason
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Turn:
     """What one turn of the loop came to."""
 
     polled: int = 0
@@ -238,8 +42,8 @@ class Result:
     """Messages whose offsets moved."""
     dropped: int = 0
     """Messages of partitions that went to another member: it reads them again."""
-    fault: str | None = None
-    """The class of the fault for which the batch waits."""
+    error: str | None = None
+    """The class of the exception for which the batch waits."""
 
 
 class Consumer:
@@ -248,7 +52,7 @@ class Consumer:
     Args:
         spec: What to do.
         open_source: Joins the group; tried again while the broker is away.
-        publisher: For dead letters. Closed with the loop.
+        publisher: Of dead-letter records. Closed with the loop.
         options: Validated at start.
         clock: Seconds of a clock that never goes back.
     """
@@ -264,23 +68,24 @@ class Consumer:
     ) -> None:
         self.spec = spec
         self._open_source = open_source
-        self._publisher = publisher
         self._options = options
         self._clock = clock
+        self._metrics = (metrics.CONSUMER, *spec.extra_metrics)
+        self._dead_lettering = DeadLettering(
+            spec, publisher=publisher, limit=options.poison_limit, fed_metrics=self._metrics
+        )
         self._handler: Handler[Any] | None = None
         self._source: Source | None = None
-        self._batch: Batch[_Taken] = Batch(spec.limits(), clock=clock)
-        self._ahead: Batch[_Taken] = Batch(spec.limits(), clock=clock)
-        """What was read while the batch is being written: the next batch."""
-        self._fault_ahead: Exception | None = None
+        self._batch: Batch[Entry[Any]] = Batch(spec.limits(), clock=clock)
+        self._prefetched: Batch[Entry[Any]] = Batch(spec.limits(), clock=clock)
+        """The next batch, as far as it was read while the handler waited."""
+        self._prefetch_error: Exception | None = None
         self._polled = self._dropped = 0
-        self._poison_in_a_row = 0
         self._limit_reached = False
         self._failures = 0
         self._retry_at: float | None = None
-        self._fault: str | None = None
+        self._error: str | None = None
         self._progress_at = clock()
-        self._metrics = (metrics.CONSUMER, *spec.extra_metrics)
         for each in self._metrics:
             each.oldest_unstored.labels(spec.group).set_function(self._oldest_seconds)
 
@@ -288,28 +93,28 @@ class Consumer:
 
     @property
     def silent_seconds(self) -> float:
-        """How long the loop has got nowhere: no poll came back, no batch was handled."""
+        """How long ago a poll last came back or a batch was last flushed."""
         return self._clock() - self._progress_at
 
     @property
     def waits_for(self) -> str | None:
-        """The class of the fault that the consumer waits out; None when it works."""
-        return self._fault
+        """The class of the exception after which the consumer backs off; None while it works."""
+        return self._error
 
     @property
     def unstored(self) -> int:
         """How many messages were read and are not committed yet."""
-        return len(self._batch) + len(self._ahead)
+        return len(self._batch) + len(self._prefetched)
 
     def _oldest_seconds(self) -> float:
         """The age by header CreatedAt of the oldest message read but not committed, else 0."""
-        moments = [
-            taken.record.created_at if taken.record else _moment(taken.raw.timestamp)
-            for taken in (*self._batch, *self._ahead)
-        ]
-        if not moments:
+        records = [entry.record for entry in (*self._batch, *self._prefetched)]
+        if not records:
             return 0.0
-        return max((datetime.now(UTC) - min(moments)).total_seconds(), 0.0)
+        oldest: datetime = min(
+            record.created_at if record.is_decoded else record.broker_time for record in records
+        )
+        return max((datetime.now(UTC) - oldest).total_seconds(), 0.0)
 
     # -- the loop --------------------------------------------------------------------------
 
@@ -324,22 +129,22 @@ class Consumer:
                 try:
                     self.run_once()
                 except (KafkaError, OSError, SinkUnavailable) as exc:
-                    self._wait_out(exc, stop)
+                    self._rejoin_later(exc, stop)
             if self._retry_at is None and not self._batch.is_empty:
                 self._flush()
         finally:
             self.close()
 
-    def run_once(self) -> Result:
+    def run_once(self) -> Turn:
         """Take one turn: poll, and flush if it is time.
 
-        1. Flush first if the poll would give partitions up: what goes is read again by the
-           member that gets it.
-        2. Poll, also while a batch waits for a retry, with everything paused: the membership
-           must survive. What comes all the same, of partitions just assigned, is kept.
-        3. Drop what belongs to partitions that went, then take what the poll brought.
-        4. Flush when the batch is ready, or due for its retry. A handler that waits meanwhile
-           has 2 and 3 done for the next batch; if that fills it, the next turn begins here.
+        1. Flush first if the poll would give partitions up. The member that gets them reads
+           again what is not committed.
+        2. Poll, also while a batch backs off, with everything paused: the membership must
+           survive. A poll may bring messages of new partitions in spite of the pause; they stay.
+        3. Drop what belongs to partitions that went, then add what the poll brought.
+        4. Flush when the batch is ready, or at its retry. While the handler waits, 2 and 3
+           happen for the next batch. If that fills it, the next turn begins with 4.
 
         Raises:
             KafkaError, OSError: the broker is away.
@@ -356,22 +161,22 @@ class Consumer:
             self._read(self._batch, seconds=self._poll_seconds())
         if self._retry_at is not None:
             if self._batch.is_empty:
-                self._go_on()
+                self._end_backoff()
                 self._end_at_limit()
             elif self._clock() >= self._retry_at:
                 committed += self._flush()
         elif self._batch.is_ready:
-            committed += self._flush(read_ahead=not self.spec.one_by_one)
-            if self._fault_ahead is not None:
-                fault, self._fault_ahead = self._fault_ahead, None
-                raise fault
-        return Result(self._polled, committed, self._dropped, self._fault)
+            committed += self._flush(prefetch=not self.spec.one_by_one)
+            if self._prefetch_error is not None:
+                error, self._prefetch_error = self._prefetch_error, None
+                raise error
+        return Turn(self._polled, committed, self._dropped, self._error)
 
     def close(self) -> None:
-        """Leave the group and give up every connection; what was not committed comes again."""
+        """Leave the group and close every connection; what is not committed comes again."""
         for each in self._metrics:
             each.oldest_unstored.remove(self.spec.group)
-        for part in (self._source, self._handler, self._publisher):
+        for part in (self._source, self._handler, self._dead_lettering):
             if part is not None:
                 part.close()
         connections.close_all()
@@ -381,7 +186,7 @@ class Consumer:
         if self._handler is None:
             try:
                 self._handler = self.spec.handler()
-            except Exception as exc:  # its client may connect at once, and to nobody
+            except Exception as exc:  # its client may connect at once, to a server that is away
                 raise SinkUnavailable from exc
         if self._source is None:
             self._source = self._open_source()
@@ -394,418 +199,234 @@ class Consumer:
             return _POLL_SECONDS
         return min(_POLL_SECONDS, self._batch.seconds_left)
 
-    def _read(self, batch: Batch[_Taken], *, seconds: float) -> None:
+    # -- poll and decode -------------------------------------------------------------------
+
+    def _read(self, batch: Batch[Entry[Any]], *, seconds: float) -> None:
         """Poll, drop what belongs to partitions that went, and add what the poll brought.
 
-        Not once the poison limit is reached: the offsets must not pass what was let go.
+        At the poison limit nothing is added: the offsets must not pass the limit.
         """
         source = self._opened_source
-        raws = source.poll(seconds=seconds, most=max(batch.room, 1))
+        records = source.poll(seconds=seconds, most=max(batch.room, 1))
         self._progress_at = self._clock()
         self._drop(source.take_revoked())
-        metrics.CONSUMER_CONSUMED.labels(self.spec.group).inc(len(raws))
-        # Reading the trace takes as long as the decoding, and mostly serves nobody.
+        metrics.CONSUMER_CONSUMED.labels(self.spec.group).inc(len(records))
+        # Reading the trace takes as long as the decoding, and mostly nobody reads the spans.
         traced = self.spec.one_by_one or tracing.are_spans_sent()
-        for raw in raws if not self._limit_reached else ():
-            batch.append(self._take(raw, traced=traced))
-        self._polled += len(raws)
+        for record in records if not self._limit_reached else ():
+            batch.append(self._decode(record, traced=traced))
+        self._polled += len(records)
         metrics.CONSUMER_LAG.labels(self.spec.group).set(source.lag())
 
     def _drop(self, revoked: set[Partition]) -> None:
         if not revoked:
             return
-        dropped = self._batch.keep(lambda taken: taken.partition not in revoked)
+        dropped = self._batch.keep(lambda entry: entry.record.topic_partition not in revoked)
         log.info("partitions gone", group=self.spec.group, partitions=len(revoked), rows=dropped)
         self._dropped += dropped
 
-    # -- handle ----------------------------------------------------------------------------
-
-    def _take(self, raw: RawRecord, *, traced: bool) -> _Taken:
-        if raw.value is None:
+    def _decode(self, record: Record, *, traced: bool) -> Entry[Any]:
+        entry: Entry[Any] = Entry(record, None)
+        if record.is_tombstone:
             metrics.CONSUMER_TOMBSTONES.labels(self.spec.group).inc()
-            return _Taken(raw, _State.SKIPPED)
-        taken = _Taken(raw, _State.DECODED)
+            entry.state = State.SKIPPED
+            return entry
         try:
-            taken.record = record = _read_record(raw, raw.value)
+            read_envelope(record)
             if traced:
                 with tracing.continued_span(
-                    "consume", record.headers, self._attributes(raw)
+                    "consume", record.text_headers, self._span_attributes(record)
                 ) as context:
-                    taken.context = context
-                    taken.row = self._made_handler.decode(record)
+                    entry.context = context
+                    entry.row = self._made_handler.decode(record)
             else:
-                taken.row = self._made_handler.decode(record)
+                entry.row = self._made_handler.decode(record)
         except Poison as exc:
-            taken.condemn(exc.reason)
-        except Exception as exc:  # a message must not end the loop, whatever it trips over
+            entry.mark_as_poison(exc.reason)
+        except Exception as exc:  # a message must not end the loop, whatever the handler raises
             log.error("failed", group=self.spec.group, **describe_error(exc), exc_info=exc)
-            taken.condemn("handler-error")
+            entry.mark_as_poison("handler-error")
         else:
-            if taken.row is None:
-                taken.state = _State.SKIPPED
-        return taken
+            if entry.row is None:
+                entry.state = State.SKIPPED
+        return entry
 
     @property
     def _opened_source(self) -> Source:
-        assert self._source is not None  # it is opened at the beginning of a turn
+        assert self._source is not None  # each turn begins with `_open`
         return self._source
 
     @property
     def _made_handler(self) -> Handler[Any]:
-        assert self._handler is not None  # it was made before the first poll
+        assert self._handler is not None  # each turn begins with `_open`
         return self._handler
 
-    def _attributes(self, raw: RawRecord) -> dict[str, str | int]:
+    def _span_attributes(self, record: Record) -> dict[str, str | int]:
         return {
-            "messaging.destination.name": raw.topic,
-            "messaging.destination.partition.id": raw.partition,
-            "messaging.kafka.message.offset": raw.offset,
+            "messaging.destination.name": record.topic,
+            "messaging.destination.partition.id": record.partition,
+            "messaging.kafka.message.offset": record.offset,
             "messaging.consumer.group.name": self.spec.group,
         }
 
-    # -- flush: write, bury, commit --------------------------------------------------------
+    # -- flush: write, dead-letter, commit -------------------------------------------------
 
-    def _flush(self, *, read_ahead: bool = False) -> int:
+    def _flush(self, *, prefetch: bool = False) -> int:
         """Do what is left to do with the batch; return how many messages were committed.
 
         Each step remembers what it has done, so that a retry does the rest only:
-        1. write: the handler's rows; meanwhile the next batch is read, where that is wanted;
-        2. bury: dead letters, up to the limit in a row; what follows the limit is let go;
-        3. commit: last.
+        1. write the rows by the handler, which may prefetch the next batch while it waits;
+        2. dead-letter the poison, and drop what lies past the limit in a row;
+        3. commit.
 
-        Any fault keeps the batch for a later turn, which then has what was read ahead too.
+        After an exception the batch stays for a later turn, and grows by what was prefetched.
 
         Raises:
             PoisonLimitReached: after what came before was committed.
         """
         try:
-            with meanwhile.offered(self._read_ahead) if read_ahead else nullcontext():
-                self._write()
-            self._bury()
+            self._write(while_waiting=self._prefetch if prefetch else _do_nothing)
+            self._dead_letter()
             self._commit()
-        except _Unfinished:
-            self._join_ahead()
+        except Unfinished:
+            self._join_prefetched()
             self._retry_at = self._clock()
             return 0
-        except Exception as exc:  # sink, dead letters or broker: wait, whatever it is
-            self._join_ahead()
-            self._wait(exc)
+        except Exception as exc:  # of storage, dead-letter topic or broker: back off
+            self._join_prefetched()
+            self._back_off(exc)
             return 0
         finally:
             self._progress_at = self._clock()
         size = len(self._batch)
         self._batch.clear()
-        self._batch, self._ahead = self._ahead, self._batch
+        self._batch, self._prefetched = self._prefetched, self._batch
         self._failures = 0
-        self._go_on()
+        self._end_backoff()
         self._end_at_limit()
         return size
 
-    def _end_at_limit(self) -> None:
-        if self._limit_reached:
-            raise PoisonLimitReached(self.spec, self._options.poison_limit)
+    def _write(self, *, while_waiting: Callable[[], None]) -> None:
+        writer = EntryWriter(
+            self.spec, self._made_handler, clock=self._clock, fed_metrics=self._metrics
+        )
+        writer.write(tuple(self._batch), while_waiting)
 
-    def _read_ahead(self) -> None:
+    def _prefetch(self) -> None:
         """Read the next batch while the handler waits.
 
-        The poll may give partitions up, as any poll may: what is being written of them is then
-        not committed, and read again by the member that has them. When that is known to come,
-        nothing is read ahead. A fault of the broker is no fault of the writing: the turn ends
-        with it.
+        The poll may give partitions up, as any poll may. What is being written of them is then
+        not committed, and their next member reads it again. When a rebalance is known to come,
+        nothing is prefetched. An exception of the broker must not fail the writing: the turn
+        raises it at its end.
         """
+        if self._prefetch_error is not None or not self._prefetched.is_empty:
+            return
         try:
             if not self._opened_source.is_rebalance_due():
-                self._read(self._ahead, seconds=0)
+                self._read(self._prefetched, seconds=0)
         except Exception as exc:
-            self._fault_ahead = exc
+            self._prefetch_error = exc
 
-    def _join_ahead(self) -> None:
-        """Make one batch of what waits and what was read behind it.
+    def _join_prefetched(self) -> None:
+        """Append what was prefetched to the batch that stays.
 
-        A poll may bring more meanwhile, in spite of the pause: the offset must not pass this. Nor
-        must it pass what was let go at the poison limit.
+        A poll may bring more in spite of the pause, and the offsets must not pass what was
+        prefetched. Nor must they pass the poison limit.
         """
-        for taken in self._ahead if not self._limit_reached else ():
-            self._batch.append(taken)
-        self._ahead.clear()
+        for entry in self._prefetched if not self._limit_reached else ():
+            self._batch.append(entry)
+        self._prefetched.clear()
 
-    def _write(self) -> None:
-        waiting = [taken for taken in self._batch if taken.state is _State.DECODED]
-        if not waiting:
+    def _dead_letter(self) -> None:
+        if not any(entry.state is State.POISON for entry in self._batch):
             return
-        began = self._clock()
-        written = 0
-        units = [[taken] for taken in waiting] if self.spec.one_by_one else [waiting]
-        units.reverse()
-        try:
-            while units:
-                if self._clock() - began > _WORK_SECONDS:
-                    raise _Unfinished
-                unit = units.pop()
-                reason = self._write_unit(unit)
-                if reason is None:
-                    written += len(unit)
-                elif len(unit) == 1:
-                    unit[0].condemn(reason)
-                else:
-                    half = len(unit) // 2
-                    units += [unit[half:], unit[:half]]
-        finally:
-            seconds = self._clock() - began
-            metrics.CONSUMER_FLUSH_SECONDS.labels(self.spec.group).observe(seconds)
-            if written:
-                for each in self._metrics:
-                    each.batch_size.labels(self.spec.group).observe(written)
-                log.info(
-                    "flushed",
-                    group=self.spec.group,
-                    rows=written,
-                    insertMs=round(seconds * 1000),
-                )
+        limit = self._dead_lettering.find_limit(self._batch)
+        if limit is not None:
+            self._batch.truncate(limit)
+            self._limit_reached = True
+        self._dead_lettering.publish(self._batch)
 
-    def _write_unit(self, unit: list[_Taken]) -> str | None:
-        """Write rows; return the reason when one of them is at fault."""
-        close_old_connections()
-        try:
-            with self._correlated(unit):
-                self._made_handler.flush([taken.entry for taken in unit])
-        except Poison as exc:
-            return exc.reason
-        except DataError:
-            return "row-refused"
-        for taken in unit:
-            taken.state = _State.WRITTEN
-        return None
-
-    @contextmanager
-    def _correlated(self, unit: list[_Taken]) -> Iterator[None]:
-        """Join the messages' traces; and a single message's correlation, where it stands alone."""
-        contexts = [taken.context for taken in unit if taken.context is not None]
-        attributes: dict[str, str | int] = {
-            "messaging.consumer.group.name": self.spec.group,
-            "rows": len(unit),
-        }
-        record = unit[0].record
-        alone = self.spec.one_by_one and record is not None
-        with (
-            tracing.gathering_span("insert", contexts, attributes),
-            tracing.correlate(record.correlation_id) if record and alone else nullcontext(),
-        ):
-            yield
-
-    def _bury(self) -> None:
-        if not any(taken.state is _State.POISON for taken in self._batch):
-            return
-        self._stop_at_limit()
-        letters = [taken for taken in self._batch if taken.state is _State.POISON]
-        if not letters:
-            return
-        at = datetime.now(UTC)
-        faults = self._publisher.publish(
-            [
-                dead_letter(taken.raw, group=self.spec.group, reason=taken.reason, at=at)
-                for taken in letters
-            ]
-        )
-        for taken, fault in zip(letters, faults, strict=True):
-            if fault is None:
-                taken.state = _State.BURIED
-                self._report_poison(taken)
-        refused = [fault for fault in faults if fault is not None]
-        if refused:
-            raise DeadLettersRefused(refused[0].code)
-
-    def _stop_at_limit(self) -> None:
-        """Let go of everything from the first message past the limit on: not handled by us."""
-        count = self._poison_in_a_row
-        for place, taken in enumerate(self._batch):
-            count = _count_poison(count, taken)
-            if 0 < self._options.poison_limit < count:
-                self._batch.truncate(place)
-                self._limit_reached = True
-                return
-
-    def _report_poison(self, taken: _Taken) -> None:
-        for each in self._metrics:
-            each.dead_lettered.labels(self.spec.group, taken.reason).inc()
-        log.error(
-            "skipped-poison",
-            group=self.spec.group,
-            reason=taken.reason,
-            SourceEventId=_message_id_of(taken),
-            topic=taken.raw.topic,
-            partition=taken.raw.partition,
-            offset=taken.raw.offset,
-        )
+    def _end_at_limit(self) -> None:
+        if self._limit_reached:
+            raise self._dead_lettering.make_limit_error()
 
     def _commit(self) -> None:
         if self._batch.is_empty:
             return
-        raws = [taken.raw for taken in self._batch]
-        first = {raw[:2]: raw.offset for raw in reversed(raws)}
-        following = {raw[:2]: raw.offset + 1 for raw in raws}
+        entries = tuple(self._batch)
+        records = [entry.record for entry in entries]
+        first = {record.topic_partition: record.offset for record in reversed(records)}
+        following = {record.topic_partition: record.offset + 1 for record in records}
         self._opened_source.commit(following)
-        self._poison_in_a_row = _count_poison_at_end(self._poison_in_a_row, self._batch)
+        self._dead_lettering.count_committed(entries)
         log.info(
             "consumed",
             group=self.spec.group,
-            batchSize=len(self._batch),
+            batchSize=len(entries),
             offsets={
                 f"{topic}/{number}": f"{first[topic, number]}-{end - 1}"
                 for (topic, number), end in following.items()
             },
         )
 
-    # -- waiting ---------------------------------------------------------------------------
+    # -- backing off -----------------------------------------------------------------------
 
-    def _wait(self, fault: Exception) -> None:
-        """Keep the batch and try again after a while that doubles with each failure."""
+    def _back_off(self, error: Exception) -> None:
+        """Keep the batch, and retry it after a delay that doubles with each failure."""
         seconds = min(
             self._options.first_wait.total_seconds() * 2 ** min(self._failures, 30),
             self._options.longest_wait.total_seconds(),
         )
         self._failures += 1
         self._retry_at = self._clock() + seconds
-        self._fault = type(fault).__qualname__
+        self._error = type(error).__qualname__
         for each in self._metrics:
             each.retries.labels(self.spec.group).inc()
-        expected = isinstance(fault, SlowDown | CommitRefused)
-        (log.warning if expected else log.error)(
+        (log.warning if _is_expected(error) else log.error)(
             "failed",
             group=self.spec.group,
-            **_describe(fault),
+            **_describe(error),
             failures=self._failures,
             retryInSeconds=seconds,
             rows=len(self._batch),
         )
 
-    def _go_on(self) -> None:
+    def _end_backoff(self) -> None:
         if self._retry_at is not None and self._source is not None:
             self._source.resume()
-        self._retry_at = self._fault = None
+        self._retry_at = self._error = None
 
-    def _wait_out(self, fault: Exception, stop: Callable[[], bool]) -> None:
-        """Leave the group, sleep for 5 s at most, and start anew: the connection is worth nothing.
+    def _rejoin_later(self, error: Exception, stop: Callable[[], bool]) -> None:
+        """Leave the group and sleep for 5 s at most; the next turn joins by a new connection.
 
         What was read and not committed is read again.
         """
-        self._fault = _describe(fault)["errorClass"]
-        log.warning("failed", group=self.spec.group, **_describe(fault))
+        self._error = _describe(error)["errorClass"]
+        log.warning("failed", group=self.spec.group, **_describe(error))
         if self._source is not None:
             self._source.close()
         self._source = None
         self._batch.clear()
-        self._ahead.clear()
-        self._limit_reached = False  # what was let go is read again, too
+        self._prefetched.clear()
+        self._limit_reached = False  # what lies past the limit is read again, too
         until = self._clock() + min(self._options.longest_wait.total_seconds(), 5.0)
         while not stop() and self._clock() < until:
             time.sleep(0.1)
         self._progress_at = self._clock()
-        self._retry_at = self._fault = None
+        self._retry_at = self._error = None
 
 
-def _read_record(raw: RawRecord, value: bytes) -> Record:
-    """Decode a message's envelope, strictly.
-
-    Headers of ours must be UTF-8; those of others that are not are left out. Of a repeated
-    header the last counts. A ContractVersion other than 1 is a warning (specification).
-
-    Raises:
-        Poison: `header-not-text`, `message-id-missing` or `message-id-invalid`.
-    """
-    headers = dict(raw.headers)
-    try:
-        # All of them at once. Of a repeated header each has to be looked at.
-        is_plain = b"".join(headers.values()).isascii() and len(headers) == len(raw.headers)  # type: ignore[arg-type]  # see below
-    except TypeError:  # one has no content
-        is_plain = False
-    if not is_plain:
-        headers = _read_odd_headers(raw)
-    message_id = headers.get("MessageId")
-    if message_id is None:
-        raise Poison("message-id-missing")
-    try:
-        made_id = parse_id(message_id.decode())
-    except ValueError:
-        raise Poison("message-id-invalid") from None
-    try:
-        created_at = parse_time((headers.get("CreatedAt") or b"").decode())
-    except ValueError:
-        created_at = _moment(raw.timestamp)
-    if headers.get("ContractVersion", CONTRACT_VERSION) != CONTRACT_VERSION:
-        log.warning(
-            "contract version differs",
-            SourceEventId=str(made_id),
-            topic=raw.topic,
-            partition=raw.partition,
-            offset=raw.offset,
-        )
-    return Record(
-        topic=raw.topic,
-        partition=raw.partition,
-        offset=raw.offset,
-        key=raw.key,
-        value=value,
-        message_id=made_id,
-        created_at=created_at,
-        raw_headers=raw.headers,
-    )
+def _do_nothing() -> None:
+    """Serve as `while_waiting` where nothing is prefetched."""
 
 
-def _read_odd_headers(raw: RawRecord) -> dict[str, bytes | None]:
-    """Pick the headers that are UTF-8, of a name the last.
-
-    Raises:
-        Poison: `header-not-text`: one of ours is not.
-    """
-    headers: dict[str, bytes | None] = {}
-    for name, content in raw.headers:
-        if content is None:
-            continue
-        try:
-            content.decode()
-        except UnicodeDecodeError:
-            if name in _OURS:
-                raise Poison("header-not-text") from None
-        else:
-            headers[name] = content
-    return headers
+def _is_expected(error: Exception) -> bool:
+    return isinstance(error, SlowDown | CommitRefused)
 
 
-def _moment(milliseconds: int) -> datetime:
-    """Read a broker's timestamp; an absurd one is as good as none, which is now."""
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return datetime.now(UTC)
-
-
-def _message_id_of(taken: _Taken) -> str | None:
-    """The SourceEventId for the log, if there is one."""
-    return str(taken.record.message_id) if taken.record else None
-
-
-def _count_poison(count: int, taken: _Taken) -> int:
-    """Go on counting poison messages in a row; a message without a value says nothing."""
-    if taken.is_poison:
-        return count + 1
-    return count if taken.raw.value is None else 0
-
-
-def _count_poison_at_end(count: int, batch: Batch[_Taken]) -> int:
-    """Count as `_count_poison` does from the first to the last: only the end matters."""
-    in_a_row = 0
-    for taken in reversed(tuple(batch)):
-        if taken.is_poison:
-            in_a_row += 1
-        elif taken.raw.value is not None:
-            return in_a_row
-    return count + in_a_row
-
-
-def _describe(fault: Exception) -> dict[str, str]:
-    """Describe why a batch waits: of a SinkUnavailable, what it came from."""
-    if isinstance(fault, DeadLettersRefused):
-        return {"errorClass": type(fault).__qualname__, "code": fault.code}
-    expected = isinstance(fault, SlowDown | CommitRefused)
-    return describe_error(fault.__cause__ if expected and fault.__cause__ else fault)
+def _describe(error: Exception) -> dict[str, str]:
+    """Describe why a batch backs off: of a SinkUnavailable, its cause."""
+    if isinstance(error, DeadLettersRefused):
+        return {"errorClass": type(error).__qualname__, "code": error.code}
+    return describe_error(error.__cause__ if _is_expected(error) and error.__cause__ else error)

@@ -15,7 +15,7 @@ from kafka.errors import (
 )
 
 from pinactivity.kafka.history import find_since, opened_reader, partitions_of
-from pinactivity.kafka.source import Partition
+from pinactivity.kafka.record import Partition
 
 _BUSY = (
     UnknownMemberIdError,

@@ -39,7 +39,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pinactivity.kafka.loop import Entry, Poison
+from pinactivity.kafka.entry import Entry
+from pinactivity.kafka.record import Poison
 from pinactivity.kafka.testing import record
 from pinactivity.kafka.topics import (
     PROPERTY_OBJECT_VIEW_ENDED,
@@ -637,7 +638,7 @@ class SessionsAndViews(RuleBasedStateMachine):
             mock.patch.object(consumers, "statement_time", return_value=now),
         ):
             try:
-                handler.flush([Entry(message, decoded)])
+                handler.flush([Entry(message, decoded)], lambda: None)
             except Poison:
                 poison = True
         had = self.model.find_active(sign_in.anonymous_id)

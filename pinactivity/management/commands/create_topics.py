@@ -6,8 +6,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from kafka.errors import KafkaError
 
-from pinactivity.kafka.loop import registered_consumers
-from pinactivity.kafka.topics import TOPICS, create_topics, dead_letter_topics
+from pinactivity.kafka.spec import registered_consumers
+from pinactivity.kafka.topic_admin import create_topics
+from pinactivity.kafka.topics import TOPICS, dead_letter_topics
 
 
 class Command(BaseCommand):
