@@ -70,7 +70,7 @@ class NoDeadLetters:
     """A publisher that is never asked: the messages are sound."""
 
     def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
-        raise BenchFailed("There is a dead letter.")
+        raise BenchFailed("There is a dead-letter record.")
 
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Connections to ClickHouse, and what its faults mean."""
+"""Connections to ClickHouse, and what its errors mean."""
 
 import struct
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ id has 39 bytes. Beyond 4 KiB the client sends parameters in the body, not in th
 
 # Of one row's values: to parse, to convert, in bounds, within the constraints. Not among them is
 # what a changed table does to every row alike, such as TYPE_MISMATCH (53): that heals with the
-# table, and must not empty a topic into the dead letters.
+# table, and must not dead-letter a whole topic.
 _ROW_FAULTS = frozenset(
     {
         6,  # CANNOT_PARSE_TEXT

@@ -151,7 +151,7 @@ class RealBroker:
 
 
 class NumberHandler:
-    """Keeps the numbers that it gets, where a test can see them; does wrong as a test tells it."""
+    """Keeps the numbers that it gets, where a test can see them; misbehaves as a test asks."""
 
     all_prefetch: ClassVar = False
 
@@ -281,7 +281,7 @@ class Bench:
 
 
 class RefusingPublisher:
-    """Acknowledges nothing until told to."""
+    """Acknowledges nothing while `refuses`."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher

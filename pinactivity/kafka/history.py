@@ -74,8 +74,8 @@ def read(
     if not parts:
         return None
     ends = find_ends(reader, parts)
-    places = find_since(reader, parts, since, ends=ends)
-    for part, offset in places.items():
+    starts = find_since(reader, parts, since, ends=ends)
+    for part, offset in starts.items():
         reader.seek(part, offset)
 
     def records() -> Iterator[Record]:
@@ -91,7 +91,7 @@ def read(
 
 
 def kept_since(reader: KafkaConsumer, topic: str) -> datetime | None:
-    """Tell from when on a topic holds every message, by the broker's timestamps.
+    """Return from when on a topic holds every message, by the broker's timestamps.
 
     A partition whose beginning has been deleted holds all from its first message on; a topic of
     which nothing was deleted may have been made anew, and holds all from its own first on.

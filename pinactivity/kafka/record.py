@@ -19,7 +19,7 @@ NO_TIME = datetime.min.replace(tzinfo=UTC)
 
 
 class Poison(Exception):
-    """This message can never be handled: to the dead-letter topic with it.
+    """This message can never be handled: its consumer dead-letters it.
 
     Args:
         reason: A short code for `dlq-reason`, log and metric ("session-id-missing"); never

@@ -254,7 +254,7 @@ class InMemorySource:
             self._leave()
 
     def vanish(self) -> None:
-        """End as a killed process does: the group notices, this member says nothing."""
+        """End as a killed process does: the group notices, this member sends nothing."""
         with self._changed:
             self._leave()
 
@@ -295,12 +295,12 @@ class InMemorySource:
             self._changed.notify_all()
 
     def _take_share(self) -> None:
-        place, count = self._group.members.index(self), len(self._group.members)
+        index, count = self._group.members.index(self), len(self._group.members)
         share = [
             (topic, number)
             for topic in self._topics
             for number in range(len(self._broker._topics.get(topic, ())))
-            if number % count == place
+            if number % count == index
         ]
         # As kafka-python does: what stays with this member is read on from where it was.
         self._positions = {

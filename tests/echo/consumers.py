@@ -1,4 +1,4 @@
-"""The consumer, told by its environment what to read and where to write."""
+"""A consumer whose environment states what to read and where to write."""
 
 import os
 import signal

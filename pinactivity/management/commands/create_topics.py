@@ -12,7 +12,7 @@ from pinactivity.kafka.topics import TOPICS, dead_letter_topics
 
 
 class Command(BaseCommand):
-    help = "Create the Kafka topics that do not exist yet: ours, our neighbours', dead letters'."
+    help = "Create missing Kafka topics: ours, our neighbours' and the dead-letter topics."
 
     def handle(self, *args: Any, **options: Any) -> None:
         wanted = (*TOPICS, *dead_letter_topics(registered_consumers().values()))

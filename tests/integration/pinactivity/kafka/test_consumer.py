@@ -91,11 +91,11 @@ def test_poison_is_dead_lettered_and_the_partition_goes_on_c53(
     assert handler.numbers == [1, 2]
     first, second = bench.dead_letters
     original = [record for record in bench.broker.read(bench.topic) if record.value == b"\xff\xfe"]
-    for letter, source, reason in zip(
+    for dead_letter, source, reason in zip(
         (first, second), original, (b"message-id-missing", b"value-not-json"), strict=True
     ):
-        assert (letter.key, letter.value) == (b"k", b"\xff\xfe")
-        headers = dict(letter.headers)
+        assert (dead_letter.key, dead_letter.value) == (b"k", b"\xff\xfe")
+        headers = dict(dead_letter.headers)
         at = headers.pop("dlq-at")
         assert at is not None
         assert datetime.now(UTC) - datetime.fromisoformat(at.decode()) < timedelta(minutes=5)
@@ -126,7 +126,7 @@ def test_refused_dead_letter_holds_the_offset_c54(bench: Bench, handler: NumberH
     drive(consumer, lambda: bench.committed == 3)
 
     assert handler.numbers == [1, 2], "a refused dead-letter record repeats no row"
-    assert [letter.value for letter in bench.dead_letters] == [b"no json"]
+    assert [dead_letter.value for dead_letter in bench.dead_letters] == [b"no json"]
     assert consumer.waits_for is None
 
 
@@ -333,9 +333,9 @@ def test_refused_row_among_many_is_found_by_halving_c50(
     drive(bench.consumer(handler, rows=100, age=1), lambda: bench.committed == 100)
 
     assert sorted(handler.numbers) == [number for number in range(100) if number != 37]
-    (letter,) = bench.dead_letters
-    assert json.loads(letter.value or b"") == {"Number": 37}
-    assert dict(letter.headers)["dlq-reason"] == b"number-refused"
+    (dead_letter,) = bench.dead_letters
+    assert json.loads(dead_letter.value) == {"Number": 37}
+    assert dict(dead_letter.headers)["dlq-reason"] == b"number-refused"
 
 
 def test_second_consumer_of_another_group_gets_everything_too(

@@ -76,8 +76,8 @@ def test_redrive_sends_the_original_once_whatever_the_order_of_redrives(
 
     again = poisoned.broker.read(poisoned.topic)[4:]
     assert [(each.key, each.value, each.headers) for each in again] == [
-        (original[place].key, original[place].value, original[place].headers)
-        for place in (0, 1, 3, 2)
+        (original[index].key, original[index].value, original[index].headers)
+        for index in (0, 1, 3, 2)
     ]
 
 

@@ -78,11 +78,11 @@ def test_what_postgresql_refuses_is_the_rows_fault(bench: Bench, handler: Number
 
 
 def test_any_other_fault_of_a_flush_keeps_the_batch(bench: Bench, handler: NumberHandler) -> None:
-    faults: list[Exception] = [OperationalError(SECRET), RuntimeError(SECRET)]
+    errors: list[Exception] = [OperationalError(SECRET), RuntimeError(SECRET)]
 
     def fail(entries: Sequence[Entry[int]]) -> None:
-        if faults:
-            raise faults.pop()
+        if errors:
+            raise errors.pop()
 
     handler.on_flush = fail
     bench.send(1, 2, 3)
@@ -172,11 +172,11 @@ def test_spans_join_the_trace_of_the_message_and_record_no_exception_text(
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(tracing, "tracer", provider.get_tracer("test"))
     monkeypatch.setattr(tracing, "_spans_are_sent", True)
-    faults = [RuntimeError(SECRET)]
+    errors = [RuntimeError(SECRET)]
 
     def fail_once(entries: Sequence[Entry[int]]) -> None:
-        if faults:
-            raise faults.pop()
+        if errors:
+            raise errors.pop()
 
     handler.on_flush = fail_once
     trace_id = "0af7651916cd43dd8448eb211c80319c"
@@ -231,7 +231,7 @@ def test_silence_of_the_loop_grows_until_the_next_turn(
 def test_member_that_does_not_poll_is_evicted_and_loses_its_batch(
     bench: Bench, handler: NumberHandler
 ) -> None:
-    """What the double does to a loop that would not poll while it waits."""
+    """What the double does to a member that does not poll while it backs off."""
     clock = Clock()
     broker = InMemoryBroker(clock=clock)
     broker.create_topic("t", partitions=2)
@@ -246,9 +246,9 @@ def test_member_that_does_not_poll_is_evicted_and_loses_its_batch(
 
 
 def test_name_of_a_consumer_is_registered_once() -> None:
-    taken = ConsumerSpec(name="signed-in", topics=("t",), group="g", handler=NumberHandler)
+    second = ConsumerSpec(name="signed-in", topics=("t",), group="g", handler=NumberHandler)
     from pinactivity.kafka.spec import registered_consumers  # noqa: PLC0415 - imports the apps
 
     assert "signed-in" in registered_consumers()
     with pytest.raises(ValueError, match="two consumers signed-in"):
-        register(taken)
+        register(second)

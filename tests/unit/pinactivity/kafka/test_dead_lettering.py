@@ -16,9 +16,11 @@ SECRET = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 def test_dead_letter_keeps_everything_and_replaces_older_reasons() -> None:
     raw = Record("t", 3, 7, 0, None, b"\xff", (("A", b"\x00"), ("A", None), ("dlq-reason", b"old")))
-    letter = make_dead_letter(raw, group="g", reason="new", at=datetime(2026, 1, 1, tzinfo=UTC))
-    assert (letter.topic, letter.key, letter.value) == ("t.g.dlq", None, b"\xff")
-    assert letter.headers == (
+    dead_letter = make_dead_letter(
+        raw, group="g", reason="new", at=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    assert (dead_letter.topic, dead_letter.key, dead_letter.value) == ("t.g.dlq", None, b"\xff")
+    assert dead_letter.headers == (
         ("A", b"\x00"),
         ("A", b""),
         ("dlq-reason", b"new"),

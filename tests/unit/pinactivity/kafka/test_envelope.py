@@ -44,8 +44,8 @@ def test_message_that_breaks_the_contract_is_poison(
 ) -> None:
     bench.send_bytes(value, headers=headers)
     drive(bench.consumer(handler), lambda: bench.committed == 1)
-    (letter,) = bench.dead_letters
-    assert dict(letter.headers)["dlq-reason"] == reason.encode()
+    (dead_letter,) = bench.dead_letters
+    assert dict(dead_letter.headers)["dlq-reason"] == reason.encode()
     assert handler.numbers == []
     assert metric("kafka_consumer_dead_lettered_total", bench, reason=reason) == 1
 
