@@ -101,7 +101,7 @@ class Redrive:
 
 
 @dataclass(frozen=True, slots=True)
-class _Progress:
+class _RedriveOffsets:
     """How far the redrives of one kind were at the start."""
 
     group: str
@@ -177,13 +177,13 @@ class DeadLetterTopics:
             parts = partitions_of(reader, topic)
             if not parts:
                 raise RedriveFailed(f"There is no topic {topic}.")
-            progresses = _Progresses(admin, topic, parts)
-            own = progresses.of_reason(reason)
+            groups = _RedriveGroups(admin, topic, parts)
+            own = groups.of_reason(reason)
             chunk: list[Record] = []
             published = remaining = 0
             for record in read(reader, topic) or ():
                 its_reason = _header(record, REASON)
-                if (reason is not None and its_reason != reason) or progresses.is_done(
+                if (reason is not None and its_reason != reason) or groups.is_done(
                     record, its_reason
                 ):
                     continue
@@ -192,10 +192,10 @@ class DeadLetterTopics:
                     continue
                 chunk.append(record)
                 if len(chunk) == _CHUNK:
-                    published += _send(chunk, publisher, progresses, own)
+                    published += _send(chunk, publisher, groups, own)
                     chunk = []
             if chunk:
-                published += _send(chunk, publisher, progresses, own)
+                published += _send(chunk, publisher, groups, own)
             return Redrive(published, remaining)
 
     @contextmanager
@@ -209,20 +209,20 @@ class DeadLetterTopics:
             admin.close()
 
 
-class _Progresses:
+class _RedriveGroups:
     """How far the redrives of a topic are: of all reasons, and of each."""
 
     def __init__(self, admin: KafkaAdminClient, topic: str, parts: list[TopicPartition]) -> None:
         self._admin = admin
         self._topic = topic
         self._parts = parts
-        self._progress: dict[str | None, _Progress] = {}
+        self._offsets: dict[str | None, _RedriveOffsets] = {}
 
-    def of_reason(self, reason: str | None) -> _Progress:
-        if reason not in self._progress:
+    def of_reason(self, reason: str | None) -> _RedriveOffsets:
+        if reason not in self._offsets:
             group = f"{self._topic}.redrive" + (f".{reason}" if reason else "")
             found = self._admin.list_group_offsets({group: self._parts})[group]
-            self._progress[reason] = _Progress(
+            self._offsets[reason] = _RedriveOffsets(
                 group,
                 {
                     (part.topic, part.partition): committed.offset
@@ -230,21 +230,21 @@ class _Progresses:
                     if committed.offset >= 0
                 },
             )
-        return self._progress[reason]
+        return self._offsets[reason]
 
     def is_done(self, record: Record, reason: str) -> bool:
         partition = record.topic, record.partition
         return any(
-            record.offset < progress.offsets.get(partition, 0)
-            for progress in (self.of_reason(None), self.of_reason(reason))
+            record.offset < done.offsets.get(partition, 0)
+            for done in (self.of_reason(None), self.of_reason(reason))
         )
 
-    def commit(self, progress: _Progress, records: list[Record]) -> None:
+    def commit(self, done: _RedriveOffsets, records: list[Record]) -> None:
         following = {
             TopicPartition(record.topic, record.partition): record.offset + 1 for record in records
         }
         answer = self._admin.alter_group_offsets(
-            progress.group,
+            done.group,
             {part: OffsetAndMetadata(offset, "", -1) for part, offset in following.items()},
         )
         for error in answer.values():
@@ -256,7 +256,7 @@ class _Progresses:
 
 
 def _send(
-    records: list[Record], publisher: Publisher, progresses: _Progresses, progress: _Progress
+    records: list[Record], publisher: Publisher, groups: _RedriveGroups, done: _RedriveOffsets
 ) -> int:
     answers = publisher.publish(
         [
@@ -272,7 +272,7 @@ def _send(
     # Up to the first that was refused. A later one that arrived is sent again, never lost.
     sent = next((index for index, refusal in enumerate(answers) if refusal), len(records))
     if sent:
-        progresses.commit(progress, records[:sent])
+        groups.commit(done, records[:sent])
     if sent < len(records):
         refusal = answers[sent]
         assert refusal is not None  # `sent` is its index

@@ -27,7 +27,6 @@ from tests.consuming import (
     metric,
 )
 
-GOOD = b'{"Number": 1}'
 SECRET = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 
