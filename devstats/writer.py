@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.transform import NativeTransform
 
 from devstats.clickhouse import connect_writer, translated_faults
 from pinactivity.core.ids import new_id
@@ -149,16 +150,7 @@ class FactWriter:
                 # As ClickHouse keeps them; the driver would take five times as long.
                 columns[place] = [(moment - _EPOCH) // _TICK for moment in columns[place]]
             with translated_faults():
-                insert = partial(
-                    self.client.insert,
-                    table.name,
-                    columns,
-                    column_oriented=True,
-                    column_names=list(table.columns),
-                    column_type_names=list(table.columns.values()),
-                    settings={"insert_deduplication_token": self._token(table, part)},
-                    transport_settings={"traceparent": traceparent()},
-                )
+                insert = self._make_insert(table, columns, self._token(table, part))
                 if while_waiting is None:
                     insert()
                 else:
@@ -184,6 +176,33 @@ class FactWriter:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def _make_insert(
+        self, table: Table, columns: list[list[Any]], token: str
+    ) -> Callable[[], object]:
+        """Encode an insert; return what sends it and waits for the answer.
+
+        A thread that sends bytes needs the interpreter for moments only. One that encoded them
+        too would compete for it with the caller.
+        """
+        context = self.client.create_insert_context(
+            table.name,
+            column_names=list(table.columns),
+            column_type_names=list(table.columns.values()),
+            data=columns,
+            column_oriented=True,
+        )
+        context.compression = self.client.write_compression
+        body = b"".join(NativeTransform.build_insert(context))
+        if context.insert_exception is not None:
+            raise context.insert_exception
+        return partial(
+            self.client.raw_insert,
+            insert_block=body,  # with the statement, which the driver writes before the rows
+            settings={"insert_deduplication_token": token},
+            compression=context.compression or None,
+            transport_settings={"traceparent": traceparent()},
+        )
 
     def _token(self, table: Table, rows: Mapping[str, Row]) -> str:
         """Name these rows. By their ids too: a topic made anew counts from the same offsets."""
