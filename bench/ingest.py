@@ -26,12 +26,13 @@ from devstats.writer import SESSION_FACTS
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.consumer import Consumer, registered_consumers
+from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import DeliveryFault, Message
 from pinactivity.kafka.source import KafkaSource
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.testing import record
-from pinactivity.kafka.topics import create_topics
+from pinactivity.kafka.topic_admin import create_topics
 from pinactivity.process.interpreter import settle
 
 CONSUMER, BARE = "consumer", "bare poll and insert"
@@ -69,7 +70,7 @@ class NoDeadLetters:
     """A publisher that is never asked: the messages are sound."""
 
     def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
-        raise BenchFailed("There is a dead letter.")
+        raise BenchFailed("There is a dead-letter record.")
 
     def close(self) -> None:
         pass
@@ -119,7 +120,7 @@ def _fill(topic: str, events: int) -> list[SessionFact]:
             topic,
             key=payload["SessionId"].encode(),
             value=json.dumps(payload).encode(),
-            headers=[(name, text.encode()) for name, text in message.headers.items()],
+            headers=[(name, text.encode()) for name, text in message.text_headers.items()],
         )
     producer.flush()
     producer.close()

@@ -25,9 +25,9 @@ from bench.measure import BenchFailed, conclude, database_url, own_database, say
 from outbox.options import OutboxOptions
 from outbox.relay import OutboxRelay
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.kafka.offsets import move_offsets
 from pinactivity.kafka.producer import KafkaPublisher
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.topics import SESSION_ENDED
 
 _HOURS = 6

@@ -47,7 +47,8 @@ from outbox.services import enqueue
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.producer import KafkaPublisher, Message, producer_settings
-from pinactivity.kafka.topics import SESSION_ENDED, TOPICS, create_topics, find_ends
+from pinactivity.kafka.topic_admin import create_topics, find_ends
+from pinactivity.kafka.topics import SESSION_ENDED, TOPICS
 from pinactivity.postgres.clock import statement_time
 from pinactivity.process.interpreter import settle
 from sessions.events import SessionEnded

@@ -1,21 +1,17 @@
-"""Connections to ClickHouse, and what its faults mean."""
+"""Connections to ClickHouse, and what its errors mean."""
 
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from math import ceil
-from typing import Any
 
 import clickhouse_connect
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError, DataError
 from django.conf import settings
-from urllib3 import HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool
-from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
-from pinactivity import meanwhile
 from pinactivity.core.errors import ServiceError
 
 DATABASE = "pin_dev_stats"
@@ -26,7 +22,7 @@ id has 39 bytes. Beyond 4 KiB the client sends parameters in the body, not in th
 
 # Of one row's values: to parse, to convert, in bounds, within the constraints. Not among them is
 # what a changed table does to every row alike, such as TYPE_MISMATCH (53): that heals with the
-# table, and must not empty a topic into the dead letters.
+# table, and must not dead-letter a whole topic.
 _ROW_FAULTS = frozenset(
     {
         6,  # CANNOT_PARSE_TEXT
@@ -79,12 +75,7 @@ def connect_writer(*, database: str | None = DATABASE, timeout: timedelta | None
     }
     if settings.DEV_STATS.cluster:
         options["distributed_foreground_insert"] = 1
-    client = _connect(database, options, timeout, dedicated_pool=True)
-    # A pool that is given to the client would lose what the URL says of TLS.
-    pools = client._backend.http  # type: ignore[attr-defined]  # noqa: SLF001 - see above
-    pools.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
-    pools.clear()  # its first questions were asked through pools of the old classes
-    return client
+    return _connect(database, options, timeout)
 
 
 def connect_reader() -> Client:
@@ -101,41 +92,10 @@ def connect_reader() -> Client:
     return _connect(DATABASE, {"readonly": 1, "max_execution_time": ceil(seconds)})
 
 
-class _HTTPConnection(HTTPConnection):
-    """Does what is offered while it waits for the answer to an insert."""
-
-    _is_insert = False
-
-    def request(
-        self, method: str, url: str, body: Any = None, headers: Any = None, **rest: Any
-    ) -> None:
-        self._is_insert = isinstance(body, Iterator)  # the driver streams nothing else
-        super().request(method, url, body, headers, **rest)
-
-    def getresponse(self) -> HTTPResponse:  # type: ignore[override]  # as in urllib3 itself
-        if self._is_insert:
-            meanwhile.do_offered()
-        return super().getresponse()
-
-
-class _HTTPSConnection(_HTTPConnection, HTTPSConnection):
-    pass
-
-
-class _HTTPPool(HTTPConnectionPool):
-    ConnectionCls = _HTTPConnection
-
-
-class _HTTPSPool(HTTPSConnectionPool):
-    ConnectionCls = _HTTPSConnection
-
-
 def _connect(
     database: str | None,
     options: dict[str, int],
     timeout: timedelta | None = None,
-    *,
-    dedicated_pool: bool = False,
 ) -> Client:
     seconds = (timeout or settings.DEV_STATS.storage_timeout).total_seconds()
     with translated_faults():
@@ -148,7 +108,6 @@ def _connect(
             send_receive_timeout=seconds,
             tz_mode="aware",
             show_clickhouse_errors=False,  # their text quotes the row
-            dedicated_pool=dedicated_pool,
         )
 
 

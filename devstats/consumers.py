@@ -1,6 +1,6 @@
 """What ended, and whose objects are, from Kafka into ClickHouse (design, section 11)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -20,15 +20,10 @@ from devstats.facts import (
     owned_by,
 )
 from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter, Row
-from pinactivity.kafka.consumer import (
-    BatchLimits,
-    ConsumerSpec,
-    Entry,
-    Poison,
-    Record,
-    SinkUnavailable,
-    register,
-)
+from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.entry import Entry
+from pinactivity.kafka.record import Poison, Record
+from pinactivity.kafka.spec import ConsumerSpec, SinkUnavailable, register
 from pinactivity.kafka.topics import (
     PROPERTY_OBJECT_CHANGED,
     PROPERTY_OBJECT_VIEW_ENDED,
@@ -58,7 +53,9 @@ class SessionFactsHandler:
         """See `decode_session`."""
         return decode_session(record)
 
-    def flush(self, entries: Sequence[Entry[SessionFact]]) -> None:
+    def flush(
+        self, entries: Sequence[Entry[SessionFact]], while_waiting: Callable[[], None]
+    ) -> None:
         """Add the rows.
 
         Raises:
@@ -69,7 +66,7 @@ class SessionFactsHandler:
             latest = max(entry.row.event_time for entry in entries)
             _refuse_future(self._writer, latest, "created-at-in-the-future")
             rows = _distinct(entries)
-            self._writer.append(SESSION_FACTS, rows)
+            self._writer.append(SESSION_FACTS, rows, while_waiting=while_waiting)
         DEV_STATS_SESSION_FACTS_INGESTED.inc(len(rows))
         _observe_lag(_SESSION_ENDED_GROUP, entries)
 
@@ -88,7 +85,7 @@ class ViewFactsHandler:
         """See `decode_view`."""
         return decode_view(record)
 
-    def flush(self, entries: Sequence[Entry[ViewFact]]) -> None:
+    def flush(self, entries: Sequence[Entry[ViewFact]], while_waiting: Callable[[], None]) -> None:
         """Find the owners, once for all, and add the rows.
 
         Raises:
@@ -106,7 +103,7 @@ class ViewFactsHandler:
                 origin: owned_by(view, versions.get(view.property_object_id, ()))
                 for origin, view in rows.items()
             }
-            self._writer.append(VIEW_FACTS, owned)
+            self._writer.append(VIEW_FACTS, owned, while_waiting=while_waiting)
         DEV_STATS_VIEW_FACTS_INGESTED.inc(len(rows))
         _observe_lag(_VIEW_ENDED_GROUP, entries)
 
@@ -125,7 +122,9 @@ class PropertyObjectsHandler:
         """See `decode_property_object`."""
         return decode_property_object(record)
 
-    def flush(self, entries: Sequence[Entry[PropertyObject]]) -> None:
+    def flush(
+        self, entries: Sequence[Entry[PropertyObject]], while_waiting: Callable[[], None]
+    ) -> None:
         """Add the rows, in the order of their messages.
 
         Raises:
@@ -135,7 +134,9 @@ class PropertyObjectsHandler:
         with _sink():
             latest = max(entry.row.updated_at for entry in entries)
             _refuse_future(self._writer, latest, "updated-at-in-the-future")
-            store_objects(self._writer, list(_distinct(entries).values()))
+            store_objects(
+                self._writer, list(_distinct(entries).values()), while_waiting=while_waiting
+            )
         _observe_lag(_PROPERTY_OBJECTS_GROUP, entries)
 
     def close(self) -> None:

@@ -50,6 +50,7 @@ def store_objects(
     *,
     now: datetime | None = None,
     advance: Callable[[int], object] = lambda _: None,
+    while_waiting: Callable[[], None] | None = None,
 ) -> int:
     """Add versions of objects, except those that are known already.
 
@@ -61,6 +62,7 @@ def store_objects(
         now: Versions of this moment say whose an object is, not since when: one that tells
             nothing new is left out. Any other is left out only if it is there as it is; that its
             owner was the owner before does not do, since a change between the two may yet come.
+        while_waiting: See `FactWriter.append`.
 
     Returns:
         How many were added.
@@ -90,6 +92,7 @@ def store_objects(
                     f" {each.property_object_id}": each
                     for each in new
                 },
+                while_waiting=while_waiting,
             )
         added += len(new)
         advance(len(chunk))

@@ -30,7 +30,6 @@ from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter, Table
 from outbox.selectors import Delivery, deliveries, unpublished
 from pinactivity.core.ids import parse_id
 from pinactivity.core.times import parse_time
-from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.kafka.history import (
     committed_offsets,
     kept_since,
@@ -38,7 +37,8 @@ from pinactivity.kafka.history import (
     partitions_of,
     read,
 )
-from pinactivity.kafka.source import RawRecord
+from pinactivity.kafka.record import Record
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.topics import dead_letter_topic
 from pinactivity.postgres.clock import statement_time
 from sessions.selectors import ended_session_chunks, existing_sessions
@@ -277,13 +277,13 @@ def _read_offsets(stream: Stream, since: datetime, stop: Callable[[], bool]) -> 
                 _check(stop)
             if raw.topic == letters:
                 offsets.add(_key(raw), None, copies=0, unread=0, dead=1)
-            elif raw.value is not None:  # a tombstone is no message
+            elif not raw.is_tombstone:
                 unread = raw.offset >= committed.get((raw.topic, raw.partition), 0)
                 offsets.add(_key(raw), _created_at(raw), copies=1, unread=unread, dead=0)
     return offsets
 
 
-def _key(raw: RawRecord) -> str:
+def _key(raw: Record) -> str:
     """Name the message: by its key, an AggregateId, as the outbox spells it."""
     if raw.key is None:
         return f"{raw.partition}/{raw.offset}"
@@ -294,7 +294,7 @@ def _key(raw: RawRecord) -> str:
         return text
 
 
-def _created_at(raw: RawRecord) -> datetime:
+def _created_at(raw: Record) -> datetime:
     header = dict(raw.headers).get("CreatedAt")
     try:
         return parse_time((header or b"").decode())

@@ -1,12 +1,16 @@
 """The one way into ClickHouse's tables: rows are added, never changed or deleted."""
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 from clickhouse_connect.driver.client import Client
+from clickhouse_connect.driver.transform import NativeTransform
 
 from devstats.clickhouse import connect_writer, translated_faults
 from pinactivity.core.ids import new_id
@@ -117,7 +121,13 @@ class FactWriter:
             self._client = connect_writer()
         return self._client
 
-    def append(self, table: Table, rows: Mapping[str, Row]) -> None:
+    def append(
+        self,
+        table: Table,
+        rows: Mapping[str, Row],
+        *,
+        while_waiting: Callable[[], None] | None = None,
+    ) -> None:
         """Add rows in one insert, or in as few as the number of their months allows.
 
         Repeated with the same rows it adds nothing: by a deduplication token, since ClickHouse's
@@ -128,6 +138,7 @@ class FactWriter:
         Args:
             table: Where to.
             rows: Each by where it came from, such as topic, partition and offset.
+            while_waiting: Called in this thread, once an insert, while ClickHouse works.
 
         Raises:
             RowRefused: ClickHouse takes none of an insert's rows for the sake of some.
@@ -139,15 +150,13 @@ class FactWriter:
                 # As ClickHouse keeps them; the driver would take five times as long.
                 columns[place] = [(moment - _EPOCH) // _TICK for moment in columns[place]]
             with translated_faults():
-                self.client.insert(
-                    table.name,
-                    columns,
-                    column_oriented=True,
-                    column_names=list(table.columns),
-                    column_type_names=list(table.columns.values()),
-                    settings={"insert_deduplication_token": self._token(table, part)},
-                    transport_settings={"traceparent": traceparent()},
-                )
+                insert = self._make_insert(table, columns, self._token(table, part))
+                if while_waiting is None:
+                    insert()
+                else:
+                    answer = _call_in_thread(insert)
+                    while_waiting()
+                    answer.result()
 
     def is_past(self, moment: datetime) -> bool:
         """Tell whether a moment has come, by ClickHouse's clock; the host's may be wrong.
@@ -163,15 +172,56 @@ class FactWriter:
         return moment <= self._known_time
 
     def close(self) -> None:
-        """Give up the connection. Harmless twice."""
+        """Close the connection; idempotent."""
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def _make_insert(
+        self, table: Table, columns: list[list[Any]], token: str
+    ) -> Callable[[], object]:
+        """Encode an insert; return what sends it and waits for the answer.
+
+        A thread that sends bytes needs the interpreter for moments only. One that encoded them
+        too would compete for it with the caller.
+        """
+        context = self.client.create_insert_context(
+            table.name,
+            column_names=list(table.columns),
+            column_type_names=list(table.columns.values()),
+            data=columns,
+            column_oriented=True,
+        )
+        context.compression = self.client.write_compression
+        body = b"".join(NativeTransform.build_insert(context))
+        if context.insert_exception is not None:
+            raise context.insert_exception
+        return partial(
+            self.client.raw_insert,
+            insert_block=body,  # with the statement, which the driver writes before the rows
+            settings={"insert_deduplication_token": token},
+            compression=context.compression or None,
+            transport_settings={"traceparent": traceparent()},
+        )
 
     def _token(self, table: Table, rows: Mapping[str, Row]) -> str:
         """Name these rows. By their ids too: a topic made anew counts from the same offsets."""
         named = "\n".join([f"{origin} {row[0]}" for origin, row in rows.items()])
         return sha256(self._id + f"{table.name}\n{named}".encode()).hexdigest()
+
+
+def _call_in_thread(call: Callable[[], object]) -> Future[object]:
+    """Call in a daemon thread, which a process that stops need not wait for."""
+    answer: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as exc:
+            answer.set_exception(exc)
+
+    threading.Thread(target=run, name="insert", daemon=True).start()
+    return answer
 
 
 def _split(table: Table, rows: Mapping[str, Row]) -> Iterator[Mapping[str, Row]]:

@@ -1,12 +1,15 @@
 """Identity's sign-ins: they link a device's session, as the front end's call does (A4)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from pinactivity.kafka.consumer import BatchLimits, ConsumerSpec, Entry, Poison, Record, register
+from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.entry import Entry
 from pinactivity.kafka.payload import Payload
+from pinactivity.kafka.record import Poison, Record
+from pinactivity.kafka.spec import ConsumerSpec, register
 from pinactivity.kafka.topics import USER_SIGNED_IN
 from pinactivity.postgres.clock import statement_time
 from pinactivity.telemetry.metrics import SIGN_INS
@@ -40,7 +43,7 @@ class SignedInHandler:
             return None
         return SignIn(user_id, payload.id("AnonymousId"), signed_in_at)
 
-    def flush(self, entries: Sequence[Entry[SignIn]]) -> None:
+    def flush(self, entries: Sequence[Entry[SignIn]], while_waiting: Callable[[], None]) -> None:
         """Link sessions; count and skip late events and devices without an Active session.
 
         Raises:

@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 from pinactivity.core.ids import Id
 from pinactivity.core.times import iso_utc
+from pinactivity.kafka.topics import SESSION_ENDED, SESSION_LINKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLinked:
     """A guest's session got its user, or a switch made a new one with its user (INV-SES-002)."""
 
-    TOPIC: ClassVar = "pin.user-activity.session-linked.v1"
+    TOPIC: ClassVar = SESSION_LINKED
     EVENT_TYPE: ClassVar = "SessionLinkedKafkaEvent"
     AGGREGATE_TYPE: ClassVar = "Session"
     CONTRACT_VERSION: ClassVar = 1
@@ -41,7 +42,7 @@ class SessionLinked:
 class SessionEnded:
     """A session went from Active to Inactive (INV-SES-005): exactly one per session."""
 
-    TOPIC: ClassVar = "pin.user-activity.session-ended.v1"
+    TOPIC: ClassVar = SESSION_ENDED
     EVENT_TYPE: ClassVar = "SessionEndedKafkaEvent"
     AGGREGATE_TYPE: ClassVar = "Session"
     CONTRACT_VERSION: ClassVar = 1

@@ -14,7 +14,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pinactivity.kafka.topics import TOPICS, create_topics
+from pinactivity.kafka.topic_admin import create_topics
+from pinactivity.kafka.topics import TOPICS
 from tests.kafka import TopicReader
 
 USER_AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 Chrome/120.0 Safari/537.36"

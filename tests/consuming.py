@@ -8,24 +8,20 @@ from typing import Any, ClassVar, Protocol
 
 from django.conf import settings
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from prometheus_client import REGISTRY
 
 from pinactivity.core.ids import new_id
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.consumer import (
-    Consumer,
-    ConsumerSpec,
-    Entry,
-    Poison,
-    Record,
-    SinkUnavailable,
-    registered_consumers,
-)
+from pinactivity.kafka.entry import Entry
+from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher, Message, Publisher
-from pinactivity.kafka.source import KafkaSource, RawRecord, Source, to_raw
+from pinactivity.kafka.record import Poison, Record
+from pinactivity.kafka.source import KafkaSource, Source, to_record
+from pinactivity.kafka.spec import ConsumerSpec, SinkUnavailable, registered_consumers
 from pinactivity.kafka.testing import InMemoryBroker, message
-from pinactivity.kafka.topics import create_topics, dead_letter_topic, find_ends
-from pinactivity.meanwhile import do_offered
+from pinactivity.kafka.topic_admin import create_topics, find_ends
+from pinactivity.kafka.topics import dead_letter_topic
 
 PARTITIONS = 6
 FIVE_MINUTES = timedelta(minutes=5)
@@ -42,7 +38,7 @@ class Broker(Protocol):
     def join(self, topic: str, group: str, max_poll_interval: timedelta) -> Source: ...
     def publisher(self) -> Publisher: ...
     def committed(self, topic: str, group: str) -> dict[int, int]: ...
-    def read(self, topic: str) -> list[RawRecord]: ...
+    def read(self, topic: str) -> list[Record]: ...
     def close(self) -> None: ...
 
 
@@ -68,7 +64,7 @@ class MemoryBroker:
     def committed(self, topic: str, group: str) -> dict[int, int]:
         return {number: offset for (_, number), offset in self._broker.committed(group).items()}
 
-    def read(self, topic: str) -> list[RawRecord]:
+    def read(self, topic: str) -> list[Record]:
         return self._broker.read(topic)
 
     def close(self) -> None:
@@ -131,7 +127,7 @@ class RealBroker:
             consumer.close()
         return {number: offset for number, offset in found.items() if offset is not None}
 
-    def read(self, topic: str) -> list[RawRecord]:
+    def read(self, topic: str) -> list[Record]:
         consumer = KafkaConsumer(
             bootstrap_servers=self._servers,
             group_id=None,
@@ -142,10 +138,10 @@ class RealBroker:
             parts = [TopicPartition(topic, number) for number in range(PARTITIONS)]
             ends = find_ends(consumer, parts)
             consumer.seek_to_beginning(*parts)
-            records: list[RawRecord] = []
+            records: list[Record] = []
             while any(consumer.position(part) < ends[part] for part in parts):
                 for batch in consumer.poll(timeout_ms=500).values():
-                    records += map(to_raw, batch)
+                    records += map(to_record, batch)
         finally:
             consumer.close()
         return sorted(records, key=lambda record: (record.partition, record.offset))
@@ -155,9 +151,9 @@ class RealBroker:
 
 
 class NumberHandler:
-    """Keeps the numbers that it gets, where a test can see them; does wrong as a test tells it."""
+    """Keeps the numbers that it gets, where a test can see them; misbehaves as a test asks."""
 
-    all_let_read_ahead: ClassVar = False
+    all_prefetch: ClassVar = False
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -166,7 +162,7 @@ class NumberHandler:
         self.down = False
         self.refused: set[int] = set()
         self.on_flush: Callable[[Sequence[Entry[int]]], object] = len
-        self.lets_read_ahead = NumberHandler.all_let_read_ahead
+        self.prefetches = NumberHandler.all_prefetch
         self.is_closed = False
 
     def decode(self, record: Record) -> int | None:
@@ -178,9 +174,9 @@ class NumberHandler:
             raise Poison("number-missing")
         return number
 
-    def flush(self, entries: Sequence[Entry[int]]) -> None:
-        if self.lets_read_ahead:
-            do_offered()
+    def flush(self, entries: Sequence[Entry[int]], while_waiting: Callable[[], None]) -> None:
+        if self.prefetches:
+            while_waiting()
         self.on_flush(entries)
         if self.down:
             raise SinkUnavailable
@@ -276,7 +272,7 @@ class Bench:
         return sum(self.broker.committed(self.topic, self.group).values())
 
     @property
-    def dead_letters(self) -> list[RawRecord]:
+    def dead_letters(self) -> list[Record]:
         return self.broker.read(self.dead_letter_topic)
 
     def close(self) -> None:
@@ -285,7 +281,7 @@ class Bench:
 
 
 class RefusingPublisher:
-    """Acknowledges nothing until told to."""
+    """Acknowledges nothing while `refuses`."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -343,3 +339,8 @@ def handled_offsets(handlers: Sequence[NumberHandler]) -> dict[int, set[int]]:
 
 def count_numbers(handlers: Sequence[NumberHandler]) -> Counter[int]:
     return Counter(number for handler in handlers for number in handler.numbers)
+
+
+def metric(name: str, bench: Bench, **labels: str) -> float | None:
+    """Return a sample of the bench's consumer."""
+    return REGISTRY.get_sample_value(name, {"group": bench.group, **labels})

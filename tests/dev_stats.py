@@ -18,10 +18,12 @@ from devstats.migrating import migrate
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.consumer import Consumer, registered_consumers
+from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import Publisher
-from pinactivity.kafka.source import RawRecord, Source
+from pinactivity.kafka.record import Record
+from pinactivity.kafka.source import Source
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.testing import message
 from pinactivity.kafka.topics import dead_letter_topic
 from tests.consuming import FIVE_MINUTES, Broker, drive
@@ -141,7 +143,7 @@ class Ingest:
         return sum(self.broker.committed(self.topic, group or self.group).values())
 
     @property
-    def dead_letters(self) -> list[RawRecord]:
+    def dead_letters(self) -> list[Record]:
         return self.broker.read(dead_letter_topic(self.topic, self.group))
 
     @property

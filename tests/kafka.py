@@ -15,7 +15,7 @@ from outbox.options import OutboxOptions
 from outbox.relay import OutboxRelay
 from pinactivity.kafka.offsets import GroupBusy, move_offsets
 from pinactivity.kafka.producer import KafkaPublisher
-from pinactivity.kafka.topics import find_ends
+from pinactivity.kafka.topic_admin import find_ends
 
 
 class TopicReader:

@@ -21,9 +21,11 @@ from django.conf import settings
 from kafka import TopicPartition
 
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.consumer import Consumer, registered_consumers
+from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.producer import DeliveryFault, Message
-from pinactivity.kafka.source import KafkaSource, Partition
+from pinactivity.kafka.record import Partition
+from pinactivity.kafka.source import KafkaSource
+from pinactivity.kafka.spec import registered_consumers
 
 ANY_MOMENT, BETWEEN_COMMITS = "any-moment", "between-commits"
 
@@ -69,7 +71,7 @@ class NoDeadLetters:
     """A publisher that is never asked: the messages are sound."""
 
     def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
-        raise AssertionError("there is a dead letter")
+        raise AssertionError("there is a dead-letter record")
 
     def close(self) -> None:
         pass
@@ -100,14 +102,14 @@ def consume_until_killed(name: str, topic: str, group: str, *, ready: int, dies:
 
 def kill_one(name: str, topic: str, group: str, *, between_commits: bool, longest: float) -> None:
     """Fork a member and see it killed: by itself before it commits, or by us at any moment."""
-    ready, tell = os.pipe()
+    ready, started = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            consume_until_killed(name, topic, group, ready=tell, dies=between_commits)
+            consume_until_killed(name, topic, group, ready=started, dies=between_commits)
         finally:
             os._exit(1)
-    os.close(tell)
+    os.close(started)
     with open(ready, "rb", buffering=0) as pipe:  # noqa: PTH123 - a descriptor
         assert pipe.read(1), "the member did not start"
     if not between_commits:

@@ -1,10 +1,12 @@
 """Counts ended views into the statistics of their property objects."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from pinactivity.kafka.consumer import ConsumerSpec, Entry, Poison, Record, register
+from pinactivity.kafka.entry import Entry
 from pinactivity.kafka.payload import Payload
+from pinactivity.kafka.record import Poison, Record
+from pinactivity.kafka.spec import ConsumerSpec, register
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED
 from pinactivity.postgres.clock import statement_time
 from views.stats import EndedView, count_views
@@ -33,7 +35,7 @@ class ViewStatsHandler:
             recorded_at=record.created_at,
         )
 
-    def flush(self, entries: Sequence[Entry[EndedView]]) -> None:
+    def flush(self, entries: Sequence[Entry[EndedView]], while_waiting: Callable[[], None]) -> None:
         """Count the views that were not counted yet.
 
         Raises:

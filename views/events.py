@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pinactivity.core.ids import Id
+from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropertyObjectViewEnded:
     """A view went from Active to Inactive: exactly one per view (INV-LV-008)."""
 
-    TOPIC: ClassVar = "pin.user-activity.property-object-view-ended.v1"
+    TOPIC: ClassVar = PROPERTY_OBJECT_VIEW_ENDED
     EVENT_TYPE: ClassVar = "PropertyObjectViewEndedKafkaEvent"
     AGGREGATE_TYPE: ClassVar = "PropertyObjectView"
     CONTRACT_VERSION: ClassVar = 1

@@ -1,4 +1,4 @@
-"""A buffer that says when it is worth flushing; knows neither Kafka nor offsets."""
+"""A buffer that knows when to flush it, and knows neither Kafka nor offsets."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ class Batch(Generic[Item]):
         return before - len(self._items)
 
     def truncate(self, length: int) -> None:
-        """Drop the items from the given place on."""
+        """Drop the items from the given index on."""
         del self._items[length:]
 
     def clear(self) -> None:

@@ -1,6 +1,7 @@
-"""Dead letters: messages that a consumer can never handle, kept for a person (design, section 10).
+"""Dead-letter records: messages that a consumer can never handle (design, section 10).
 
-A dead letter is the original message, with headers that say why and from where.
+A dead-letter record is the original message, with headers that state why and from where. People
+read them, and redrive them when the cause is corrected.
 """
 
 import json
@@ -18,8 +19,10 @@ from kafka.errors import NoError
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.history import opened_reader, partitions_of, read
 from pinactivity.kafka.producer import Message, Publisher
-from pinactivity.kafka.source import Partition, RawRecord, to_raw
-from pinactivity.kafka.topics import dead_letter_topic, find_ends
+from pinactivity.kafka.record import Partition, Record
+from pinactivity.kafka.source import to_record
+from pinactivity.kafka.topic_admin import find_ends
+from pinactivity.kafka.topics import dead_letter_topic
 
 PREFIX = "dlq-"
 REASON = f"{PREFIX}reason"
@@ -32,56 +35,56 @@ _CHUNK = 100
 
 
 class RedriveFailed(Exception):
-    """Say why a redrive ended early; what it published is not published again."""
+    """A redrive ended early; a later one does not publish again what this one published."""
 
 
-def dead_letter(raw: RawRecord, *, group: str, reason: str, at: datetime) -> Message:
-    """Make the message for the dead-letter topic: everything as it was, and five headers more.
+def make_dead_letter(record: Record, *, group: str, reason: str, at: datetime) -> Message:
+    """Make the dead-letter record of a message: the message, and five headers more.
 
-    A header without a value becomes an empty one: kafka-python sends no null.
+    A header or value that is null becomes an empty one: kafka-python sends no null.
     """
     return Message(
-        topic=dead_letter_topic(raw.topic, group),
-        key=raw.key,
-        value=raw.value or b"",
+        topic=dead_letter_topic(record.topic, group),
+        key=record.key,
+        value=record.value,
         headers=(
-            *_original_headers(raw),
+            *_original_headers(record),
             (REASON, reason.encode()),
-            (TOPIC, raw.topic.encode()),
-            (PARTITION, str(raw.partition).encode()),
-            (OFFSET, str(raw.offset).encode()),
+            (TOPIC, record.topic.encode()),
+            (PARTITION, str(record.partition).encode()),
+            (OFFSET, str(record.offset).encode()),
             (AT, iso_utc(at).encode()),
         ),
     )
 
 
-def _original_headers(raw: RawRecord) -> tuple[tuple[str, bytes], ...]:
+def _original_headers(record: Record) -> tuple[tuple[str, bytes], ...]:
     return tuple(
-        (name, content or b"") for name, content in raw.headers if not name.startswith(PREFIX)
+        (name, content or b"") for name, content in record.headers if not name.startswith(PREFIX)
     )
 
 
-def _header(raw: RawRecord, name: str) -> str:
+def _header(record: Record, name: str) -> str:
     """Read one of the headers that we wrote; in a topic of ours there is no other kind."""
-    content = dict(raw.headers).get(name)
+    content = dict(record.headers).get(name)
     return content.decode(errors="backslashreplace") if content else ""
 
 
-def describe_record(raw: RawRecord) -> str:
-    """Write a message as one line of JSON; what is not text gets escapes, and is never refused."""
+def describe_record(record: Record) -> str:
+    """Return a message as one line of JSON; bytes that are not text become escapes."""
 
     def text(content: bytes | None) -> str | None:
         return None if content is None else content.decode(errors="backslashreplace")
 
-    value: Any = text(raw.value)
+    value: Any = None if record.is_tombstone else text(record.value)
     with suppress(TypeError, ValueError):  # shown as the text it is
         value = json.loads(value)
     return json.dumps(
         {
-            "partition": raw.partition,
-            "offset": raw.offset,
-            "key": text(raw.key),
-            "headers": {name: text(content) for name, content in raw.headers},
+            "partition": record.partition,
+            "offset": record.offset,
+            "key": text(record.key),
+            "headers": {name: text(content) for name, content in record.headers},
             "value": value,
         },
         ensure_ascii=False,
@@ -90,23 +93,23 @@ def describe_record(raw: RawRecord) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """What a redrive came to."""
+    """How many records a redrive published, and how many it left."""
 
     published: int = 0
     remaining: int = 0
-    """Letters of this kind that are still there."""
+    """Records of this kind that are not redriven yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _RedriveOffsets:
     """How far the redrives of one kind were at the start."""
 
     group: str
     offsets: dict[Partition, int]
 
 
-class DeadLetterOffice:
-    """Reads dead-letter topics and sends letters on their way again.
+class DeadLetterTopics:
+    """Reads dead-letter topics, and redrives their records.
 
     Args:
         bootstrap_servers: host:port each.
@@ -119,17 +122,17 @@ class DeadLetterOffice:
         self._bootstrap_servers = bootstrap_servers
 
     def count(self, topics: Iterable[str]) -> dict[str, Mapping[str, int]]:
-        """Count the letters of each topic that exists, by reason."""
+        """Count the records of each topic that exists, by reason."""
         counts: dict[str, Mapping[str, int]] = {}
         with opened_reader(self._bootstrap_servers) as reader:
             for topic in topics:
-                letters = read(reader, topic)
-                if letters is not None:
-                    counts[topic] = Counter(_header(letter, REASON) for letter in letters)
+                records = read(reader, topic)
+                if records is not None:
+                    counts[topic] = Counter(_header(record, REASON) for record in records)
         return counts
 
-    def find(self, topic: str, *, partition: int, offset: int) -> RawRecord | None:
-        """Return the letter at one place, if it is still there."""
+    def find(self, topic: str, *, partition: int, offset: int) -> Record | None:
+        """Return the record at an offset, if it is still there."""
         part = TopicPartition(topic, partition)
         with opened_reader(self._bootstrap_servers) as reader:
             if partition not in (reader.partitions_for_topic(topic) or ()):
@@ -139,7 +142,7 @@ class DeadLetterOffice:
             reader.seek(part, offset)
             while not (polled := reader.poll(timeout_ms=1000, max_records=1)):
                 pass
-            record = to_raw(polled[part][0])
+            record = to_record(polled[part][0])
             return record if record.offset == offset else None
 
     def redrive(
@@ -151,19 +154,19 @@ class DeadLetterOffice:
         limit: int | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Redrive:
-        """Publish letters again to the topics that they came from, each once.
+        """Publish records again to the topics that they came from, each once.
 
         The source topic has other groups, which get the message again too: consumers are
-        idempotent by MessageId. A letter that is poison still comes back as a new letter; only
-        what is there at the start is redriven.
+        idempotent by MessageId. A message that is still poison comes back as a new dead-letter
+        record. Only what is there at the start is redriven.
 
         How far redrives are is kept as the offsets of groups that nobody joins: `<topic>.redrive`
-        for redrives of all reasons, `<topic>.redrive.<reason>` for one reason. A letter is done
-        when either has passed it. They are committed every 100 messages, after the
-        acknowledgement: a kill in between repeats at most those.
+        for redrives of all reasons, `<topic>.redrive.<reason>` for one reason. A record is done
+        when either offset has passed it. Offsets are committed after the acknowledgement of 100
+        messages: a redrive that is killed in between repeats at most those.
 
         Args:
-            reason: Only letters with this `dlq-reason`.
+            reason: Only records with this `dlq-reason`.
             limit: At most so many.
             stop: Ends between two messages.
 
@@ -174,25 +177,25 @@ class DeadLetterOffice:
             parts = partitions_of(reader, topic)
             if not parts:
                 raise RedriveFailed(f"There is no topic {topic}.")
-            places = _Places(admin, topic, parts)
-            own = places.of(reason)
-            chunk: list[RawRecord] = []
+            groups = _RedriveGroups(admin, topic, parts)
+            own = groups.of_reason(reason)
+            chunk: list[Record] = []
             published = remaining = 0
-            for letter in read(reader, topic) or ():
-                letter_reason = _header(letter, REASON)
-                if (reason is not None and letter_reason != reason) or places.is_done(
-                    letter, letter_reason
+            for record in read(reader, topic) or ():
+                its_reason = _header(record, REASON)
+                if (reason is not None and its_reason != reason) or groups.is_done(
+                    record, its_reason
                 ):
                     continue
                 if stop() or (limit is not None and published + len(chunk) >= limit):
                     remaining += 1
                     continue
-                chunk.append(letter)
+                chunk.append(record)
                 if len(chunk) == _CHUNK:
-                    published += _send(chunk, publisher, places, own)
+                    published += _send(chunk, publisher, groups, own)
                     chunk = []
             if chunk:
-                published += _send(chunk, publisher, places, own)
+                published += _send(chunk, publisher, groups, own)
             return Redrive(published, remaining)
 
     @contextmanager
@@ -206,20 +209,20 @@ class DeadLetterOffice:
             admin.close()
 
 
-class _Places:
+class _RedriveGroups:
     """How far the redrives of a topic are: of all reasons, and of each."""
 
     def __init__(self, admin: KafkaAdminClient, topic: str, parts: list[TopicPartition]) -> None:
         self._admin = admin
         self._topic = topic
         self._parts = parts
-        self._places: dict[str | None, _Place] = {}
+        self._offsets: dict[str | None, _RedriveOffsets] = {}
 
-    def of(self, reason: str | None) -> _Place:
-        if reason not in self._places:
+    def of_reason(self, reason: str | None) -> _RedriveOffsets:
+        if reason not in self._offsets:
             group = f"{self._topic}.redrive" + (f".{reason}" if reason else "")
             found = self._admin.list_group_offsets({group: self._parts})[group]
-            self._places[reason] = _Place(
+            self._offsets[reason] = _RedriveOffsets(
                 group,
                 {
                     (part.topic, part.partition): committed.offset
@@ -227,49 +230,51 @@ class _Places:
                     if committed.offset >= 0
                 },
             )
-        return self._places[reason]
+        return self._offsets[reason]
 
-    def is_done(self, letter: RawRecord, reason: str) -> bool:
-        partition = letter.topic, letter.partition
+    def is_done(self, record: Record, reason: str) -> bool:
+        partition = record.topic, record.partition
         return any(
-            letter.offset < place.offsets.get(partition, 0)
-            for place in (self.of(None), self.of(reason))
+            record.offset < done.offsets.get(partition, 0)
+            for done in (self.of_reason(None), self.of_reason(reason))
         )
 
-    def commit(self, place: _Place, letters: list[RawRecord]) -> None:
+    def commit(self, done: _RedriveOffsets, records: list[Record]) -> None:
         following = {
-            TopicPartition(letter.topic, letter.partition): letter.offset + 1 for letter in letters
+            TopicPartition(record.topic, record.partition): record.offset + 1 for record in records
         }
         answer = self._admin.alter_group_offsets(
-            place.group,
+            done.group,
             {part: OffsetAndMetadata(offset, "", -1) for part, offset in following.items()},
         )
-        for fault in answer.values():
-            if fault is not NoError:
+        for error in answer.values():
+            if error is not NoError:
                 raise RedriveFailed(
-                    f"The broker did not keep how far the redrive is ({fault.__name__}):"
-                    f" the last {len(letters)} messages will be sent again."
+                    f"The broker did not keep how far the redrive is ({error.__name__}):"
+                    f" the last {len(records)} messages will be sent again."
                 )
 
 
-def _send(letters: list[RawRecord], publisher: Publisher, places: _Places, place: _Place) -> int:
-    faults = publisher.publish(
+def _send(
+    records: list[Record], publisher: Publisher, groups: _RedriveGroups, done: _RedriveOffsets
+) -> int:
+    answers = publisher.publish(
         [
             Message(
-                topic=_header(letter, TOPIC),
-                key=letter.key,
-                value=letter.value or b"",
-                headers=_original_headers(letter),
+                topic=_header(record, TOPIC),
+                key=record.key,
+                value=record.value,
+                headers=_original_headers(record),
             )
-            for letter in letters
+            for record in records
         ]
     )
-    # Up to the first that was refused: a later one that arrived is sent again, never lost.
-    sent = next((index for index, fault in enumerate(faults) if fault), len(letters))
+    # Up to the first that was refused. A later one that arrived is sent again, never lost.
+    sent = next((index for index, refusal in enumerate(answers) if refusal), len(records))
     if sent:
-        places.commit(place, letters[:sent])
-    if sent < len(letters):
-        refusal = faults[sent]
-        assert refusal is not None  # that is what `sent` stands at
+        groups.commit(done, records[:sent])
+    if sent < len(records):
+        refusal = answers[sent]
+        assert refusal is not None  # `sent` is its index
         raise RedriveFailed(f"The broker refused a message: {refusal.code}.")
     return sent

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from pinactivity.kafka.source import Partition, RawRecord, to_raw
-from pinactivity.kafka.topics import find_ends
+from pinactivity.kafka.record import Partition, Record
+from pinactivity.kafka.source import to_record
+from pinactivity.kafka.topic_admin import find_ends
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def find_since(
 
 def read(
     reader: KafkaConsumer, *topics: str, since: datetime | None = None
-) -> Iterator[RawRecord] | None:
+) -> Iterator[Record] | None:
     """Read topics to where they end at the time of the call; None when there is none of them.
 
     Args:
@@ -73,24 +74,24 @@ def read(
     if not parts:
         return None
     ends = find_ends(reader, parts)
-    places = find_since(reader, parts, since, ends=ends)
-    for part, offset in places.items():
+    starts = find_since(reader, parts, since, ends=ends)
+    for part, offset in starts.items():
         reader.seek(part, offset)
 
-    def records() -> Iterator[RawRecord]:
+    def records() -> Iterator[Record]:
         waiting = {part for part in parts if reader.position(part) < ends[part]}
         while waiting:
             for part, batch in reader.poll(timeout_ms=1000, max_records=1000).items():
                 for record in batch:
                     if record.offset < ends[part]:
-                        yield to_raw(record)
+                        yield to_record(record)
             waiting = {part for part in waiting if reader.position(part) < ends[part]}
 
     return records()
 
 
 def kept_since(reader: KafkaConsumer, topic: str) -> datetime | None:
-    """Tell from when on a topic holds every message, by the broker's timestamps.
+    """Return from when on a topic holds every message, by the broker's timestamps.
 
     A partition whose beginning has been deleted holds all from its first message on; a topic of
     which nothing was deleted may have been made anew, and holds all from its own first on.

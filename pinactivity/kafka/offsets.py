@@ -15,7 +15,7 @@ from kafka.errors import (
 )
 
 from pinactivity.kafka.history import find_since, opened_reader, partitions_of
-from pinactivity.kafka.source import Partition
+from pinactivity.kafka.record import Partition
 
 _BUSY = (
     UnknownMemberIdError,
@@ -54,34 +54,34 @@ def move_offsets(
         GroupBusy: the broker refused, because somebody consumes.
         KafkaError: the broker is away, or refused for another reason.
     """
-    places = _find(bootstrap_servers, topics, since)
+    starts = _find(bootstrap_servers, topics, since)
     admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers, bootstrap_timeout_ms=10_000)
     try:
         deadline = time.monotonic() + _RETRY_SECONDS
-        while fault := _alter(admin, group, places):
-            if fault in _BUSY:
+        while error := _alter(admin, group, starts):
+            if error in _BUSY:
                 raise GroupBusy(group)
             # The first group of a new cluster has to wait for its coordinator.
-            if not fault.retriable or time.monotonic() > deadline:
-                raise fault
+            if not error.retriable or time.monotonic() > deadline:
+                raise error
             time.sleep(0.5)
     finally:
         admin.close()
-    return {(part.topic, part.partition): offset for part, offset in places.items()}
+    return {(part.topic, part.partition): offset for part, offset in starts.items()}
 
 
 def _alter(
-    admin: KafkaAdminClient, group: str, places: dict[TopicPartition, int]
+    admin: KafkaAdminClient, group: str, starts: dict[TopicPartition, int]
 ) -> type[KafkaError] | None:
-    """Set a group's offsets; returns the class of the first fault."""
+    """Set a group's offsets; return the class of the first error."""
     try:
         answer = admin.alter_group_offsets(
             group,
-            {part: OffsetAndMetadata(offset, "", -1) for part, offset in places.items()},
+            {part: OffsetAndMetadata(offset, "", -1) for part, offset in starts.items()},
         )
     except KafkaError as exc:
         return type(exc)
-    return next((fault for fault in answer.values() if fault is not NoError), None)
+    return next((error for error in answer.values() if error is not NoError), None)
 
 
 def _find(

@@ -24,10 +24,10 @@ class ConsumerOptions:
     max_poll_interval: timedelta = timedelta(minutes=5)
     """How long one insert may take before the broker gives the partitions to another member."""
     session_timeout: timedelta = timedelta(seconds=45)
-    """After how long a silence the broker takes a member for dead. At least 6 s on Apache Kafka;
+    """After how long a silence the broker considers a member dead. At least 6 s on Apache Kafka;
     the embedded broker lets a group's first member wait for half of it."""
     delivery_timeout: timedelta = timedelta(seconds=4)
-    """How long dead letters may wait for their acknowledgement: part of the 10 s of a stop."""
+    """How long an acknowledgement of dead-letter records may take: part of the 10 s of a stop."""
 
     def __post_init__(self) -> None:
         faults: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Reading the fields of a message: by name in any case, each fault a poison with a code.
+"""Reading the fields of a message: by name in any case; what breaks a rule is poison, with a code.
 
 `Payload` reads whatever is legal and says what is not. `PlainReader` reads what is written as our
 own events are, in a tenth of the time, and leaves everything else to it (adr/0014).
@@ -33,7 +33,7 @@ class Payload:
             raise Poison("value-repeats-a-field")
 
     def has(self, name: str) -> bool:
-        """Tell whether a field is there and not null."""
+        """Return whether a field is there and not null."""
         return self._fields.get(name.lower()) is not None
 
     def id(self, name: str) -> UUID:

@@ -1,4 +1,4 @@
-"""Publishing to Kafka: every message is answered for by its own acknowledgement."""
+"""Publishing to Kafka: every message is acknowledged on its own."""
 
 import time
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ class DeliveryFault:
     message_at_fault: bool
     """True: sending it again cannot help. False: the broker's fault, send it again later."""
     was_refused: bool = False
-    """The broker said no to this message. False: it said nothing, or nobody asked it."""
+    """The broker refused this message. False: it did not answer, or got no request."""
 
 
 class Publisher(Protocol):
     def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
-        """Send messages in order and wait for the broker's word on each.
+        """Send messages in order and wait for the acknowledgement of each.
 
         Returns:
             One entry a message: None is acknowledged. Never raises for a fault of broker or
@@ -56,7 +56,7 @@ class ProbingPublisher(Publisher, Protocol):
     """A publisher that can be asked for the broker without publishing."""
 
     def is_reachable(self) -> bool:
-        """Tell whether the broker answers, within about a second; never raises."""
+        """Return whether the broker answers, within about a second; never raises."""
 
 
 _PROBE_SECONDS = 1.0
@@ -97,7 +97,7 @@ class KafkaPublisher:
         self._partitioner = BatchPartitioner()
 
     def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
-        """See `Publisher`. After a fault that may be the producer's own a new one is made."""
+        """See `Publisher`. After an error of the broker the next call makes a new producer."""
         deadline = time.monotonic() + self._timeout
         try:
             producer = self._connect(self._timeout)
@@ -125,18 +125,18 @@ class KafkaPublisher:
                     # The topic is not there, or the broker: asking for each of its messages
                     # would wait as often. Other topics go on.
                     unsendable[message.topic] = _describe(exc)
-        # What waits for more goes out at once. Its end proves nothing: each future is asked.
+        # This sends at once what would wait for more. Only the futures prove a delivery.
         with suppress(KafkaError):
             producer.flush(max(deadline - time.monotonic(), 0.001))
-        faults = [
+        answers = [
             future if isinstance(future, DeliveryFault) else _answer(future) for future in futures
         ]
-        if any(fault and not fault.message_at_fault for fault in faults):
+        if any(answer and not answer.message_at_fault for answer in answers):
             self.close()
-        return faults
+        return answers
 
     def is_reachable(self) -> bool:
-        """See `ProbingPublisher`. After a fault it takes a new connection to say yes."""
+        """See `ProbingPublisher`. After an error it needs a new connection."""
         try:
             self._connect(_PROBE_SECONDS)
         except (KafkaError, OSError):
@@ -171,7 +171,7 @@ class KafkaPublisher:
 def producer_settings(timeout: float, *, most_bytes: int) -> dict[str, Any]:
     """Return the settings of `KafkaPublisher`'s producer, which its bench takes too.
 
-    The partitioner is not among them: it is told what the publisher is about to send.
+    The partitioner is not among them: the publisher announces to it what it is about to send.
 
     Args:
         timeout: Seconds until a message is given up.
@@ -195,15 +195,15 @@ def producer_settings(timeout: float, *, most_bytes: int) -> dict[str, Any]:
 
 
 def _answer(future: Any) -> DeliveryFault | None:
-    """Say what the broker said. A message without an answer by now counts as not delivered."""
+    """Return why a message is not acknowledged; no answer by now counts as not delivered."""
     if not future.is_done:
         return DeliveryFault(KafkaTimeoutError.__name__, message_at_fault=False)
     return _describe(future.exception) if future.exception else None
 
 
-def _describe(fault: Exception) -> DeliveryFault:
+def _describe(error: Exception) -> DeliveryFault:
     return DeliveryFault(
-        type(fault).__name__,
-        message_at_fault=isinstance(fault, _MESSAGE_FAULTS),
-        was_refused=isinstance(fault, BrokerResponseError),
+        type(error).__name__,
+        message_at_fault=isinstance(error, _MESSAGE_FAULTS),
+        was_refused=isinstance(error, BrokerResponseError),
     )

@@ -4,26 +4,12 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.errors import KafkaError
 
-Partition = tuple[str, int]
-"""Topic and number."""
-
-
-class RawRecord(NamedTuple):
-    """A message as the broker gives it: bytes."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    """Milliseconds since 1970, the broker's or the producer's."""
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
+from pinactivity.kafka.record import Partition, Record
 
 
 class CommitRefused(Exception):
@@ -33,7 +19,7 @@ class CommitRefused(Exception):
 class Source(Protocol):
     """A member of a group, used by one thread. It never commits by itself."""
 
-    def poll(self, *, seconds: float, most: int) -> list[RawRecord]:
+    def poll(self, *, seconds: float, most: int) -> list[Record]:
         """Return new messages, in order within a partition; wait up to `seconds` for the first.
 
         Also what keeps the membership: call it more often than the longest poll interval.
@@ -48,7 +34,7 @@ class Source(Protocol):
         """
 
     def is_rebalance_due(self) -> bool:
-        """Tell whether the next poll gives partitions up: the last chance to flush in time."""
+        """Return whether the next poll gives partitions up: the last chance to flush in time."""
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
         """Move the group's offsets: each the next message to read.
@@ -67,7 +53,7 @@ class Source(Protocol):
         """Count the messages that wait behind what was read, as far as known."""
 
     def close(self) -> None:
-        """Leave the group, within a bounded time. Harmless twice."""
+        """Leave the group, within a bounded time; idempotent."""
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
@@ -156,13 +142,13 @@ class KafkaSource:
         self._listener = _Listener()
         self._consumer.subscribe(topics=list(topics), listener=self._listener)
 
-    def poll(self, *, seconds: float, most: int) -> list[RawRecord]:
+    def poll(self, *, seconds: float, most: int) -> list[Record]:
         """See `Source`."""
         polled = self._consumer.poll(timeout_ms=int(seconds * 1000), max_records=most)
         for part, batch in polled.items():
             if batch:
                 self._next[part.topic, part.partition] = batch[-1].offset + 1
-        return [to_raw(record) for batch in polled.values() for record in batch]
+        return [to_record(record) for batch in polled.values() for record in batch]
 
     def take_revoked(self) -> set[Partition]:
         """See `Source`."""
@@ -170,8 +156,9 @@ class KafkaSource:
 
     def is_rebalance_due(self) -> bool:
         """See `Source`."""
-        # No public method tells. Without this flush a partition's buffer is dropped and read
-        # again, which is right but slow, and never ends where members come and go all the time.
+        # No public method reports it. Without a flush before a rebalance a partition's messages
+        # are dropped and read again. That is correct but slow, and where members come and go all
+        # the time the group would get nowhere.
         return (
             not self._listener.is_under_way and self._consumer._coordinator.need_rejoin()  # noqa: SLF001 - see above
         )
@@ -190,7 +177,7 @@ class KafkaSource:
             raise CommitRefused from exc
 
     def pause(self) -> None:
-        """See `Source`. A rebalance forgets pauses, so the loop says it before every poll."""
+        """See `Source`. A rebalance ends a pause, so the loop pauses before every poll."""
         assigned = self._consumer.assignment()
         if assigned:
             self._consumer.pause(*assigned)
@@ -217,14 +204,17 @@ class KafkaSource:
             self._consumer.close(autocommit=False, timeout_ms=self._commit_timeout_ms)
 
 
-def to_raw(record: Any) -> RawRecord:
-    # By place: names would take three times as long.
-    return RawRecord(
-        record.topic,
-        record.partition,
-        record.offset,
-        record.timestamp,
-        record.key,
-        record.value,
-        tuple(record.headers),
+def to_record(polled: Any) -> Record:
+    """Make a record of kafka-python's."""
+    value = polled.value
+    # By position: names would take three times as long.
+    return Record(
+        polled.topic,
+        polled.partition,
+        polled.offset,
+        polled.timestamp,
+        polled.key,
+        b"" if value is None else value,
+        tuple(polled.headers),
+        value is None,
     )

@@ -6,6 +6,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,9 +14,9 @@ from uuid import UUID
 
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.consumer import Record
 from pinactivity.kafka.producer import DeliveryFault, Message
-from pinactivity.kafka.source import CommitRefused, Partition, RawRecord
+from pinactivity.kafka.record import Partition, Record
+from pinactivity.kafka.source import CommitRefused
 
 
 def record(
@@ -41,11 +42,12 @@ def record(
         topic=topic,
         partition=partition,
         offset=offset,
+        timestamp=int(created_at.timestamp() * 1000),
         key=None,
         value=value if isinstance(value, bytes) else json.dumps(value).encode(),
         message_id=message_id,
         created_at=created_at,
-        raw_headers=tuple(
+        headers=tuple(
             (name, text.encode())
             for name, text in {
                 "MessageId": str(message_id),
@@ -104,12 +106,12 @@ class InMemoryBroker:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._topics: dict[str, list[list[RawRecord]]] = {}
+        self._topics: dict[str, list[list[Record]]] = {}
         self._groups: dict[str, _Group] = {}
         self._refused: set[str] = set()
 
     def create_topic(self, name: str, *, partitions: int = 6) -> None:
-        """Make a topic; harmless twice."""
+        """Make a topic; idempotent."""
         with self._changed:
             self._topics.setdefault(name, [[] for _ in range(partitions)])
 
@@ -132,7 +134,7 @@ class InMemoryBroker:
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]] = (),
     ) -> DeliveryFault | None:
-        """Take one message, a tombstone too; the key decides its partition."""
+        """Append one message, a tombstone too; the key decides its partition."""
         with self._changed:
             if topic not in self._topics or topic in self._refused:
                 return DeliveryFault("UnknownTopicOrPartitionError", message_at_fault=False)
@@ -140,14 +142,15 @@ class InMemoryBroker:
             number = zlib.crc32(key) if key else sum(map(len, partitions))
             number %= len(partitions)
             partitions[number].append(
-                RawRecord(
+                Record(
                     topic=topic,
                     partition=number,
                     offset=len(partitions[number]),
                     timestamp=int(time.time() * 1000),
                     key=key,
-                    value=value,
+                    value=value or b"",
                     headers=tuple(headers),
+                    is_tombstone=value is None,
                 )
             )
             self._changed.notify_all()
@@ -156,7 +159,7 @@ class InMemoryBroker:
     def close(self) -> None:
         """Do nothing: so the broker itself serves as a publisher."""
 
-    def read(self, topic: str) -> list[RawRecord]:
+    def read(self, topic: str) -> list[Record]:
         """Return everything in a topic, by partition and offset."""
         with self._changed:
             return [record for partition in self._topics[topic] for record in partition]
@@ -190,12 +193,12 @@ class InMemorySource:
         self._polled_at = 0.0
         self._generation = 0
         self._positions: dict[Partition, int] = {}
-        self._held: dict[Partition, int] = {}
+        self._kept: dict[Partition, int] = {}
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
         self.evictions = 0
 
-    def poll(self, *, seconds: float, most: int) -> list[RawRecord]:
+    def poll(self, *, seconds: float, most: int) -> list[Record]:
         """See `Source`."""
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -219,7 +222,7 @@ class InMemorySource:
         """See `Source`."""
         with self._changed:
             called = self not in self._group.members or self._generation != self._group.generation
-            return called and not self._held
+            return called and not self._kept
 
     def commit(self, offsets: Mapping[Partition, int]) -> None:
         """See `Source`. As in Kafka, a member may still commit while a rebalance is called for."""
@@ -251,7 +254,7 @@ class InMemorySource:
             self._leave()
 
     def vanish(self) -> None:
-        """End as a killed process does: the group notices, this member says nothing."""
+        """End as a killed process does: the group notices, this member sends nothing."""
         with self._changed:
             self._leave()
 
@@ -275,12 +278,12 @@ class InMemorySource:
         """Join, or follow a call for a rebalance; take the share once everybody is there."""
         group = self._group
         if self not in group.members:
-            self._revoked |= self._positions.keys() | self._held.keys()
-            self._positions, self._held = {}, {}
+            self._revoked |= self._positions.keys() | self._kept.keys()
+            self._positions, self._kept = {}, {}
             group.members.append(self)
             self._call_for_rebalance()
         if self._generation != group.generation:
-            self._held |= self._positions
+            self._kept |= self._positions
             self._positions = {}
             self._generation = group.generation
         if group.settled != group.generation and all(
@@ -292,30 +295,30 @@ class InMemorySource:
             self._changed.notify_all()
 
     def _take_share(self) -> None:
-        place, count = self._group.members.index(self), len(self._group.members)
+        index, count = self._group.members.index(self), len(self._group.members)
         share = [
             (topic, number)
             for topic in self._topics
             for number in range(len(self._broker._topics.get(topic, ())))
-            if number % count == place
+            if number % count == index
         ]
         # As kafka-python does: what stays with this member is read on from where it was.
         self._positions = {
-            partition: self._held.get(partition, self._group.offsets.get(partition, 0))
+            partition: self._kept.get(partition, self._group.offsets.get(partition, 0))
             for partition in share
         }
-        self._revoked |= self._held.keys() - self._positions.keys()
-        self._held = {}
+        self._revoked |= self._kept.keys() - self._positions.keys()
+        self._kept = {}
 
-    def _fetch(self, most: int) -> list[RawRecord]:
-        records: list[RawRecord] = []
+    def _fetch(self, most: int) -> list[Record]:
+        records: list[Record] = []
         for partition in self._positions.keys() - self._paused:
             start = self._positions[partition]
             found = self._log(partition)[start : start + most - len(records)]
             self._positions[partition] = start + len(found)
-            records += found
+            records += map(copy, found)  # the loop sets fields of what it polled
         return records
 
-    def _log(self, partition: Partition) -> list[RawRecord]:
+    def _log(self, partition: Partition) -> list[Record]:
         topic, number = partition
         return self._broker._topics[topic][number]

@@ -1,13 +1,7 @@
-"""The topics of this service and of its neighbours (design, section 8)."""
+"""The names of the topics of this service and of its neighbours (design, section 8)."""
 
-import time
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Protocol
-
-from kafka import KafkaConsumer, TopicPartition
-from kafka.admin import KafkaAdminClient
-from kafka.errors import TopicAlreadyExistsError, for_code
 
 SESSION_LINKED = "pin.user-activity.session-linked.v1"
 SESSION_ENDED = "pin.user-activity.session-ended.v1"
@@ -23,9 +17,7 @@ TOPICS = (
     PROPERTY_OBJECT_CHANGED,
 )
 
-_DEAD_LETTERS = ".dlq"
-MAX_DEAD_LETTER_BYTES = 8 * 1024 * 1024
-"""More than a broker's limit of a message: a dead letter is the message and five headers."""
+DEAD_LETTER_SUFFIX = ".dlq"
 
 
 class Subscription(Protocol):
@@ -39,7 +31,7 @@ class Subscription(Protocol):
 
 def dead_letter_topic(topic: str, group: str) -> str:
     """Name the topic that gets what a group cannot handle of a topic."""
-    return f"{topic}.{group}{_DEAD_LETTERS}"
+    return f"{topic}.{group}{DEAD_LETTER_SUFFIX}"
 
 
 def dead_letter_topics(consumers: Iterable[Subscription]) -> tuple[str, ...]:
@@ -49,98 +41,3 @@ def dead_letter_topics(consumers: Iterable[Subscription]) -> tuple[str, ...]:
         for consumer in consumers
         for topic in consumer.topics
     )
-
-
-def create_topics(
-    names: Iterable[str],
-    *,
-    bootstrap_servers: list[str],
-    partitions: int,
-    replication: int,
-    retention: timedelta,
-) -> list[str]:
-    """Create the topics that do not exist; harmless twice and from two processes.
-
-    Returns:
-        The names that this call created.
-
-    Raises:
-        KafkaError: the broker is away, or refuses a topic.
-    """
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers, bootstrap_timeout_ms=10_000)
-    try:
-        existing = set(admin.list_topics())
-        wanted = {
-            name: {
-                "num_partitions": partitions,
-                "replication_factor": replication,
-                "configs": _configure(name, retention),
-            }
-            for name in names
-            if name not in existing
-        }
-        if not wanted:
-            return []
-        answer = admin.create_topics(wanted, raise_errors=False)
-        created = []
-        for topic in answer["topics"]:
-            fault = for_code(topic["error_code"])
-            if topic["error_code"] == 0:
-                created.append(topic["name"])
-            elif fault is not TopicAlreadyExistsError:
-                raise fault(topic["name"])
-        return created
-    finally:
-        admin.close()
-
-
-def _configure(name: str, retention: timedelta) -> dict[str, str]:
-    configs = {"retention.ms": str(retention // timedelta(milliseconds=1))}
-    if name.endswith(_DEAD_LETTERS):
-        configs["max.message.bytes"] = str(MAX_DEAD_LETTER_BYTES)
-    return configs
-
-
-def count_messages(names: Iterable[str], *, bootstrap_servers: list[str]) -> dict[str, int]:
-    """Count the offsets between the beginning and the end of topics; absent ones are left out.
-
-    Raises:
-        KafkaError: the broker is away.
-    """
-    consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap_servers,
-        group_id=None,
-        bootstrap_timeout_ms=10_000,
-        fetch_max_wait_ms=100,
-    )
-    try:
-        partitions = [
-            TopicPartition(name, number)
-            for name in names
-            for number in consumer.partitions_for_topic(name) or ()
-        ]
-        if not partitions:
-            return {}
-        counts = dict.fromkeys((part.topic for part in partitions), 0)
-        first = consumer.beginning_offsets(partitions)
-        for partition, end in find_ends(consumer, partitions).items():
-            counts[partition.topic] += end - first[partition]
-        return counts
-    finally:
-        consumer.close()
-
-
-def find_ends(
-    consumer: KafkaConsumer, partitions: list[TopicPartition]
-) -> dict[TopicPartition, int]:
-    """Return where partitions end, by reading on from the end that the broker names.
-
-    The embedded broker names an end that lies before the records of its last batch.
-    """
-    consumer.assign(partitions)
-    for partition, offset in consumer.end_offsets(partitions).items():
-        consumer.seek(partition, offset)
-    deadline = time.monotonic() + 5  # a topic that is written to all the time has no silence
-    while consumer.poll(timeout_ms=500) and time.monotonic() < deadline:
-        pass
-    return {partition: consumer.position(partition) for partition in partitions}

@@ -1,15 +1,15 @@
-"""How consumers get on: health is progress, not a pid."""
+"""The health of consumers: whether they make progress."""
 
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
 STUCK_AFTER = timedelta(minutes=2)
-"""Longer than any call that a handler bounds: one that takes longer will not come back."""
+"""Longer than the timeout of any handler's call: one that takes longer will not return."""
 
 
 class Progress(Protocol):
-    """What a consumer tells of itself."""
+    """What a consumer reports of itself."""
 
     @property
     def silent_seconds(self) -> float: ...
@@ -18,11 +18,11 @@ class Progress(Protocol):
 
 
 def report(consumers: Mapping[str, Progress]) -> tuple[bool, dict[str, Any]]:
-    """Tell how consumers do.
+    """Report the progress of consumers.
 
     Returns:
-        Whether all get on, and the report. A consumer that waits for its storage to come back
-        is alive: it is reported, and a restart would not help it.
+        Whether all are alive, and the report. A consumer that waits for its storage to come
+        back is alive, since a restart would not help it.
     """
     bound = STUCK_AFTER.total_seconds()
     parts = {

@@ -32,7 +32,8 @@ from outbox.services import enqueue
 from outbox.tasks import relay
 from pinactivity.celery import app
 from pinactivity.core.ids import new_id
-from pinactivity.kafka.topics import SESSION_ENDED, create_topics
+from pinactivity.kafka.topic_admin import create_topics
+from pinactivity.kafka.topics import SESSION_ENDED
 from sessions.events import SessionEnded
 from tests.kafka import TopicReader
 from tests.outbox import insert_messages, session_ended, versions_by_key

@@ -35,14 +35,14 @@ from outbox.models import OutboxMessage
 from pinactivity.celery import app
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.consumer import registered_consumers
 from pinactivity.kafka.producer import KafkaPublisher
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.testing import message
+from pinactivity.kafka.topic_admin import create_topics
 from pinactivity.kafka.topics import (
     PROPERTY_OBJECT_VIEW_ENDED,
     TOPICS,
     USER_SIGNED_IN,
-    create_topics,
     dead_letter_topics,
 )
 from pinactivity.postgres.clock import statement_time

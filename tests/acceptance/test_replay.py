@@ -23,7 +23,7 @@ from devstats.options import DevStatsOptions
 from devstats.writer import FactWriter
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
-from pinactivity.kafka.consumer import registered_consumers
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.postgres.locks import REPLAY, advisory_lock
 from sessions.models import ActivityCloserRun, Session
 from sessions.options import ActivityCloserOptions

@@ -12,13 +12,9 @@ from django.db import connection
 
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
-from pinactivity.kafka.consumer import registered_consumers
-from pinactivity.kafka.topics import (
-    PROPERTY_OBJECT_VIEW_ENDED,
-    count_messages,
-    create_topics,
-    dead_letter_topics,
-)
+from pinactivity.kafka.spec import registered_consumers
+from pinactivity.kafka.topic_admin import count_messages, create_topics
+from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, dead_letter_topics
 from sessions.closer import ActivityCloser
 from sessions.options import ActivityCloserOptions
 from tests.consuming import RealBroker

@@ -1,13 +1,16 @@
-"""The consumer, told by its environment what to read and where to write."""
+"""A consumer whose environment states what to read and where to write."""
 
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from pinactivity.kafka.consumer import BatchLimits, ConsumerSpec, Entry, Poison, Record, register
+from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.entry import Entry
+from pinactivity.kafka.record import Poison, Record
+from pinactivity.kafka.spec import ConsumerSpec, register
 
 
 class EchoHandler:
@@ -25,7 +28,7 @@ class EchoHandler:
             raise Poison("number-missing")
         return number
 
-    def flush(self, entries: Sequence[Entry[int]]) -> None:
+    def flush(self, entries: Sequence[Entry[int]], while_waiting: Callable[[], None]) -> None:
         if "ECHO_HANG" in os.environ:
             Path(os.environ["ECHO_HANG"]).touch()
             threading.Event().wait()

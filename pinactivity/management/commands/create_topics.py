@@ -6,12 +6,13 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from kafka.errors import KafkaError
 
-from pinactivity.kafka.consumer import registered_consumers
-from pinactivity.kafka.topics import TOPICS, create_topics, dead_letter_topics
+from pinactivity.kafka.spec import registered_consumers
+from pinactivity.kafka.topic_admin import create_topics
+from pinactivity.kafka.topics import TOPICS, dead_letter_topics
 
 
 class Command(BaseCommand):
-    help = "Create the Kafka topics that do not exist yet: ours, neighbours', dead-letter topics."
+    help = "Create missing Kafka topics: ours, our neighbours' and the dead-letter topics."
 
     def handle(self, *args: Any, **options: Any) -> None:
         wanted = (*TOPICS, *dead_letter_topics(registered_consumers().values()))

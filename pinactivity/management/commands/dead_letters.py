@@ -8,62 +8,69 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from kafka.errors import KafkaError
 
-from pinactivity.kafka.consumer import registered_consumers
-from pinactivity.kafka.dead_letters import DeadLetterOffice, RedriveFailed, describe_record
+from pinactivity.kafka.dead_letters import DeadLetterTopics, RedriveFailed, describe_record
 from pinactivity.kafka.producer import KafkaPublisher
-from pinactivity.kafka.topics import MAX_DEAD_LETTER_BYTES, dead_letter_topics
+from pinactivity.kafka.spec import registered_consumers
+from pinactivity.kafka.topic_admin import MAX_DEAD_LETTER_BYTES
+from pinactivity.kafka.topics import dead_letter_topics
 from pinactivity.process.stopping import stop_on_signals
 
 
 class Command(BaseCommand):
-    help = "See the messages that consumers could not handle, and send them on their way again."
+    help = "Show the messages that consumers could not handle, and redrive them."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
-        actions.add_parser("list", help="Topics with how many letters they hold, by reason.")
-        show = actions.add_parser("show", help="One letter with its headers and value.")
+        actions.add_parser("list", help="Topics with how many records they hold, by reason.")
+        show = actions.add_parser("show", help="One record with its headers and value.")
         show.add_argument("topic")
         show.add_argument("partition", type=int)
         show.add_argument("offset", type=int)
         redrive = actions.add_parser(
             "redrive",
-            help="Publish letters again to the topic that they came from, each once.",
-            description="Publish letters again to the topic that they came from, each once, also"
+            help="Publish records again to the topic that they came from, each once.",
+            description="Publish records again to the topic that they came from, each once, also"
             " after an interruption. Every group that reads that topic gets them again;"
-            " consumers tell a repeated message by its MessageId. Correct the cause first: a"
-            " message that still cannot be handled becomes a new letter.",
+            " consumers recognise a repeated message by its MessageId. Correct the cause first: a"
+            " message that still cannot be handled becomes a new dead-letter record.",
         )
         redrive.add_argument("topic", help="The dead-letter topic.")
-        redrive.add_argument("--reason", help="Only letters with this dlq-reason.")
+        redrive.add_argument("--reason", help="Only records with this dlq-reason.")
         redrive.add_argument("--limit", type=int, help="At most so many.")
 
     def handle(self, *args: Any, action: str, **options: Any) -> None:
-        office = DeadLetterOffice(bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS)
+        dead_letters = DeadLetterTopics(bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS)
         try:
             match action:
                 case "list":
-                    self._list(office)
+                    self._list(dead_letters)
                 case "show":
-                    self._show(office, options["topic"], options["partition"], options["offset"])
+                    self._show(
+                        dead_letters, options["topic"], options["partition"], options["offset"]
+                    )
                 case "redrive":
-                    self._redrive(office, options["topic"], options["reason"], options["limit"])
+                    self._redrive(
+                        dead_letters, options["topic"], options["reason"], options["limit"]
+                    )
         except (KafkaError, OSError) as exc:
             raise CommandError(f"Kafka does not answer: {type(exc).__name__}") from exc
 
-    def _list(self, office: DeadLetterOffice) -> None:
+    def _list(self, dead_letters: DeadLetterTopics) -> None:
         topics = dead_letter_topics(registered_consumers().values())
-        for topic, reasons in office.count(topics).items():
+        for topic, reasons in dead_letters.count(topics).items():
             shares = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
             self.stdout.write(f"{sum(reasons.values()):>8}  {topic}  {shares}".rstrip())
 
-    def _show(self, office: DeadLetterOffice, topic: str, partition: int, offset: int) -> None:
-        letter = office.find(topic, partition=partition, offset=offset)
-        if letter is None:
-            raise CommandError(f"There is no letter at {topic}/{partition}/{offset}.")
-        self.stdout.write(describe_record(letter))
+    def _show(
+        self, dead_letters: DeadLetterTopics, topic: str, partition: int, offset: int
+    ) -> None:
+        record = dead_letters.find(topic, partition=partition, offset=offset)
+        if record is None:
+            raise CommandError(f"There is no record at {topic}/{partition}/{offset}.")
+        self.stdout.write(describe_record(record))
 
     def _redrive(
-        self, office: DeadLetterOffice, topic: str, reason: str | None, limit: int | None
+        self, dead_letters: DeadLetterTopics, topic: str, reason: str | None, limit: int | None
     ) -> None:
         if limit is not None and limit < 1:
             raise CommandError("--limit must be at least 1.")
@@ -75,7 +82,7 @@ class Command(BaseCommand):
         )
         try:
             with stop_on_signals() as stop:
-                done = office.redrive(
+                done = dead_letters.redrive(
                     topic, publisher=publisher, reason=reason, limit=limit, stop=stop.is_set
                 )
         except RedriveFailed as exc:

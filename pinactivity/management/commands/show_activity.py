@@ -11,7 +11,8 @@ from kafka.errors import KafkaError
 
 from outbox.models import OutboxMessage
 from outbox.selectors import outbox_snapshot
-from pinactivity.kafka.topics import TOPICS, count_messages
+from pinactivity.kafka.topic_admin import count_messages
+from pinactivity.kafka.topics import TOPICS
 from sessions.models import Session
 from views.models import PropertyObjectView
 

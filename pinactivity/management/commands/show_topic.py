@@ -9,7 +9,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from pinactivity.kafka.dead_letters import describe_record
-from pinactivity.kafka.source import to_raw
+from pinactivity.kafka.source import to_record
 
 
 class Command(BaseCommand):
@@ -45,7 +45,7 @@ class Command(BaseCommand):
                         continue
                     if printed == limit:
                         return
-                    self.stdout.write(describe_record(to_raw(record)))
+                    self.stdout.write(describe_record(to_record(record)))
                     printed += 1
         finally:
             consumer.close()

@@ -32,7 +32,7 @@ from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWri
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.record import Record
+from pinactivity.kafka.testing import record
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, SESSION_ENDED
 from sessions.closer import ActivityCloser
 from sessions.models import Session
@@ -453,19 +453,17 @@ def store_events(writer: FactWriter, owners: Mapping[UUID, UUID]) -> None:
     for message in OutboxMessage.objects.filter(
         topic__in=(SESSION_ENDED, PROPERTY_OBJECT_VIEW_ENDED)
     ):
-        record = Record(
-            topic=message.topic,
-            partition=0,
-            offset=message.id,
-            key=None,
-            value=message.payload.encode(),
+        event = record(
+            message.topic,
+            message.payload.encode(),
             message_id=message.message_id,
             created_at=message.created_at,
+            offset=message.id,
         )
         if message.topic == SESSION_ENDED:
-            facts.append(decode_session(record))
+            facts.append(decode_session(event))
         else:
-            view = decode_view(record)
+            view = decode_view(event)
             facts.append(view._replace(developer_id=owners[view.property_object_id]))
     store(writer, *facts)
 

@@ -34,8 +34,9 @@ from embedded.stack import find_free_port, private_server
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.http.periods import Period
-from pinactivity.kafka.consumer import Consumer, registered_consumers
+from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.source import CommitRefused, Source
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.topics import (
     PROPERTY_OBJECT_CHANGED,
     PROPERTY_OBJECT_VIEW_ENDED,

@@ -29,12 +29,15 @@ from outbox.models import OutboxMessage
 from outbox.retention import purge_published
 from outbox.services import redrive
 from pinactivity.core.ids import new_id
-from pinactivity.core.times import iso_utc, parse_time
+from pinactivity.core.times import iso_utc
 from pinactivity.http.periods import Period
 from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.consumer import Consumer, Entry, Record, registered_consumers
+from pinactivity.kafka.entry import Entry
+from pinactivity.kafka.envelope import read_envelope
 from pinactivity.kafka.history import opened_reader, partitions_of, read
+from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, SESSION_ENDED, dead_letter_topic
 from pinactivity.telemetry.metrics import DEV_STATS_RECONCILE_LAST_SUCCESS, DEV_STATS_RECONCILE_LOST
 from sessions.lifecycle import CloseReason
@@ -111,8 +114,12 @@ class Books:
         for stream, make in zip(self.streams, (SessionFactsHandler, ViewFactsHandler), strict=True):
             handler: Any = make()
             with opened_reader(settings.KAFKA_BOOTSTRAP_SERVERS) as reader:
-                records = [_record(raw) for raw in read(reader, stream.topic) or ()]
-            handler.flush([Entry(record, handler.decode(record)) for record in records])
+                records = list(read(reader, stream.topic) or ())
+            for record in records:
+                read_envelope(record)
+            handler.flush(
+                [Entry(record, handler.decode(record)) for record in records], lambda: None
+            )
             handler.close()
             skip_to_end((stream.topic,), stream.group)
 
@@ -155,19 +162,6 @@ class Books:
             )
         finally:
             writer.close()
-
-
-def _record(raw: Any) -> Record:
-    headers = {name: (value or b"").decode() for name, value in raw.headers}
-    return Record(
-        topic=raw.topic,
-        partition=raw.partition,
-        offset=raw.offset,
-        key=raw.key,
-        value=raw.value or b"",
-        message_id=UUID(headers["MessageId"]),
-        created_at=parse_time(headers["CreatedAt"]),
-    )
 
 
 @pytest.fixture

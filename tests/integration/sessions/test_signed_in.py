@@ -8,7 +8,9 @@ import pytest
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import NIL, new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.consumer import Entry, Poison, registered_consumers
+from pinactivity.kafka.entry import Entry
+from pinactivity.kafka.record import Poison
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.testing import record
 from pinactivity.kafka.topics import USER_SIGNED_IN
 from pinactivity.postgres.clock import statement_time
@@ -25,7 +27,7 @@ def handle(payload: Any) -> bool:
     message = record(topic=USER_SIGNED_IN, value=payload)
     sign_in = handler.decode(message)
     if sign_in is not None:
-        handler.flush([Entry(message, sign_in)])
+        handler.flush([Entry(message, sign_in)], lambda: None)
     return sign_in is not None
 
 

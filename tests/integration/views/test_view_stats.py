@@ -13,8 +13,11 @@ from prometheus_client import REGISTRY
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import NIL, new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.consumer import Consumer, Entry, Poison, Record, registered_consumers
+from pinactivity.kafka.entry import Entry
+from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions
+from pinactivity.kafka.record import Poison, Record
+from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.testing import InMemoryBroker, message, record
 from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, dead_letter_topic
 from pinactivity.postgres.clock import statement_time
@@ -66,7 +69,7 @@ def view_of(object_id: UUID, **changes: Any) -> EndedView:
 def handle(*records: Record) -> None:
     """Pass messages to the handler as one batch."""
     handler = ViewStatsHandler()
-    handler.flush([Entry(each, handler.decode(each)) for each in records])
+    handler.flush([Entry(each, handler.decode(each)) for each in records], lambda: None)
 
 
 def published() -> list[Record]:
