@@ -10,7 +10,8 @@ from uuid import UUID
 from django.db import connection
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from pinactivity.kafka.consumer import Entry, Poison
+from pinactivity.kafka.entry import Entry
+from pinactivity.kafka.record import Poison
 from pinactivity.kafka.testing import record
 from pinactivity.kafka.topics import USER_SIGNED_IN
 from sessions import consumers
@@ -208,7 +209,7 @@ class ComparedCalls(RuleBasedStateMachine):
             mock.patch.object(consumers, "statement_time", return_value=now),
         ):
             try:
-                handler.flush([Entry(message, decoded)])
+                handler.flush([Entry(message, decoded)], lambda: None)
             except Poison:
                 poison = True
         had = self.model.find_active(sign_in.anonymous_id)
