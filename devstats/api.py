@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from devstats.errors import DevStatsForbidden
-from devstats.scope import named_developers
+from devstats.requested_developers import requested_developers
 from devstats.selectors import (
     LONGEST_PERIOD,
     SessionFigures,
@@ -44,7 +44,7 @@ def calling_developer(request: Request) -> UUID:
     actor = required_actor(request)
     try:
         developer_id = parse_id(actor.claims.get(_CLAIM))
-        named = named_developers(request.query_params)
+        named = requested_developers(request.query_params)
     except ValueError:
         raise DevStatsForbidden from None
     if named - {developer_id}:

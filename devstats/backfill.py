@@ -7,8 +7,8 @@ too once. Its FactId says where it is from, so that adding it again adds nothing
 from collections.abc import Sequence
 from datetime import timedelta
 
-from devstats.dimension import find_versions
 from devstats.facts import SessionFact, ViewFact, make_session_fact, make_view_fact, owned_by
+from devstats.property_objects import find_versions
 from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter
 from sessions.models import Session
 from views.models import PropertyObjectView

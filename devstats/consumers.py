@@ -8,7 +8,6 @@ from typing import TypeVar
 from django.conf import settings
 
 from devstats.clickhouse import RowRefused, StorageUnavailable
-from devstats.dimension import find_versions, store_objects
 from devstats.facts import (
     FUTURE_TOLERANCE,
     PropertyObject,
@@ -19,6 +18,7 @@ from devstats.facts import (
     decode_view,
     owned_by,
 )
+from devstats.property_objects import find_versions, store_objects
 from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter, Row
 from pinactivity.kafka.consumer import (
     BatchLimits,

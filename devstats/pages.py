@@ -29,7 +29,7 @@ from devstats.charts import (
 )
 from devstats.clickhouse import StorageUnavailable
 from devstats.models import DeveloperAccess
-from devstats.scope import named_developers
+from devstats.requested_developers import requested_developers
 from devstats.selectors import (
     LONGEST_PERIOD,
     MOST_OBJECTS,
@@ -156,7 +156,7 @@ def show_statistics(request: HttpRequest) -> HttpResponseBase:
 def _choose(request: HttpRequest, own: Sequence[UUID]) -> UUID | None:
     """Take the developer that the query names, if he is the user's own; else the user's first."""
     try:
-        named = named_developers(request.GET)
+        named = requested_developers(request.GET)
     except ValueError:
         return None
     if len(named) > 1 or not named <= set(own):

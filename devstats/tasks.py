@@ -15,7 +15,7 @@ from django.db import Error
 from kafka.errors import KafkaError
 
 from devstats.clickhouse import StorageUnavailable
-from devstats.ledger import Stopped, all_streams, draw_up, hour_of
+from devstats.reconciliation.compare import Stopped, all_streams, draw_up, hour_of
 from devstats.writer import FactWriter
 from pinactivity.core.error_info import describe_error
 from pinactivity.postgres.clock import statement_time

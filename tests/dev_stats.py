@@ -14,7 +14,7 @@ from clickhouse_connect.driver.client import Client
 from django.conf import settings
 
 from devstats.clickhouse import DATABASE, connect_writer
-from devstats.migrating import migrate
+from devstats.clickhouse_migrations import migrate
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits

@@ -16,10 +16,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client as ApiClient
 
-from devstats.dimension import store_objects
 from devstats.facts import PropertyObject
-from devstats.ledger import hour_of
 from devstats.options import DevStatsOptions
+from devstats.property_objects import store_objects
+from devstats.reconciliation.compare import hour_of
 from devstats.writer import FactWriter
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id

@@ -8,8 +8,8 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from devstats.clickhouse import connect_writer
+from devstats.clickhouse_migrations import MigrationsDiffer, migrate
 from devstats.management.storage import explained_faults
-from devstats.migrating import MigrationsDiffer, migrate
 
 _TIMEOUT = timedelta(hours=1)
 """A change of a big table, or of a cluster, takes longer than any insert should."""

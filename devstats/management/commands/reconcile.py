@@ -14,8 +14,8 @@ from django.db import Error
 from kafka.errors import KafkaError
 from tqdm import tqdm
 
-from devstats.ledger import Count, Ledger, draw_up
 from devstats.management.storage import opened_writer
+from devstats.reconciliation.compare import Count, Ledger, draw_up
 from devstats.writer import FactWriter
 from pinactivity.core.error_info import describe_error
 from pinactivity.core.times import iso_utc

@@ -16,7 +16,6 @@ from django.db import connection
 from django.test import Client
 
 from devstats.clickhouse import connect_reader
-from devstats.dimension import Enrichment
 from devstats.facts import (
     TENANT,
     UNKNOWN_DEVELOPER,
@@ -27,6 +26,7 @@ from devstats.facts import (
     decode_view,
     make_session_fact,
 )
+from devstats.property_objects import Enrichment
 from devstats.selectors import reader
 from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWriter
 from outbox.models import OutboxMessage

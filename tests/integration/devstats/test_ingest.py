@@ -25,9 +25,9 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from devstats.clickhouse import DATABASE, connect_writer
-from devstats.dimension import Enrichment, find_versions, store_objects
 from devstats.facts import UNKNOWN_DEVELOPER, PropertyObject
 from devstats.options import DevStatsOptions
+from devstats.property_objects import Enrichment, find_versions, store_objects
 from devstats.selectors import summarise_objects, summarise_sessions
 from devstats.writer import MOST_MONTHS, PROPERTY_OBJECTS, SESSION_FACTS, FactWriter
 from embedded.stack import find_free_port, private_server
@@ -800,7 +800,7 @@ def test_interrupted_enrichment_goes_on_where_it_was(
     views.run(group=f"{views.group}-again")
     objects.send(flat)
     objects.run()
-    monkeypatch.setattr("devstats.dimension.MOST_IDS", 2)
+    monkeypatch.setattr("devstats.property_objects.MOST_IDS", 2)
     writer = FactWriter()
 
     def interrupt(added: int) -> None:

@@ -15,9 +15,7 @@ from clickhouse_connect.driver.client import Client
 from django.core.management import CommandError, call_command
 
 from devstats.clickhouse import DATABASE, connect_reader, connect_writer
-from devstats.dimension import find_versions, store_objects
-from devstats.facts import PropertyObject
-from devstats.migrating import (
+from devstats.clickhouse_migrations import (
     _RECORDS,
     FOLDER,
     MigrationsDiffer,
@@ -25,7 +23,9 @@ from devstats.migrating import (
     read_migrations,
     render,
 )
+from devstats.facts import PropertyObject
 from devstats.options import DevStatsOptions
+from devstats.property_objects import find_versions, store_objects
 from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWriter
 from embedded.server import Server
 from embedded.stack import private_server

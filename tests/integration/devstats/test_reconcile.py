@@ -22,7 +22,15 @@ from kafka.admin import KafkaAdminClient
 from devstats import ledger, tasks
 from devstats.consumers import SessionFactsHandler, ViewFactsHandler
 from devstats.facts import PropertyObject
-from devstats.ledger import Count, Ledger, Lost, Stream, all_streams, draw_up, hour_of
+from devstats.reconciliation.compare import (
+    Count,
+    Ledger,
+    Lost,
+    Stream,
+    all_streams,
+    draw_up,
+    hour_of,
+)
 from devstats.selectors import summarise_objects, summarise_sessions
 from devstats.writer import PROPERTY_OBJECTS, FactWriter
 from outbox.models import OutboxMessage

@@ -12,7 +12,7 @@ import os, time, uuid
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
 import django
 django.setup()
-from devstats.ledger import _Offsets
+from devstats.reconciliation.compare import _Offsets
 offsets = _Offsets(None)
 for _ in range(50_000):
     offsets.add(str(uuid.uuid4()), None, copies=1, unread=0, dead=0)

@@ -7,7 +7,7 @@ from django.http import QueryDict
 from pinactivity.core.ids import parse_id
 
 
-def named_developers(query: QueryDict) -> set[UUID]:
+def requested_developers(query: QueryDict) -> set[UUID]:
     """Read the developers that a query names, in any spelling of `DeveloperId`.
 
     Whoever asks may see one of them at most: what is named is compared with what he may see, so
