@@ -22,7 +22,7 @@ from kafka import KafkaProducer, TopicPartition
 from bench.measure import BenchFailed, Samples, conclude, interleave, ratio_range, say
 from devstats.clickhouse import connect_writer
 from devstats.facts import SessionFact, decode_session
-from devstats.writer import SESSION_FACTS
+from devstats.tables import SESSION_FACTS
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits

@@ -25,7 +25,7 @@ class DevStatsOptions:
     """How long ClickHouse may take for an answer. Its client asks twice, and the loop polls only
     between two calls: a few of them must fit between the polls that keep a member in its group."""
     reconciled: timedelta = timedelta(days=1)
-    """How far back the ledger is drawn up every hour: for how long a loss is told of."""
+    """How far back every hour is reconciled: for how long a loss is reported."""
     cluster: str = ""
     """Name of a replicated cluster, whose tables then are replicated and distributed."""
 

@@ -196,12 +196,12 @@ DEV_STATS_INGEST_LAG = BulkHistogram(
 )
 DEV_STATS_RECONCILE_LOST = Gauge(
     "dev_stats_reconcile_lost",
-    "What ended and is neither in ClickHouse nor on its way, by the last ledger of a worker.",
+    "What ended and is neither in ClickHouse nor on its way, by a worker's last reconciliation.",
     ["topic"],
     multiprocess_mode="mostrecent",
 )
 DEV_STATS_RECONCILE_LAST_SUCCESS = Gauge(
     "dev_stats_reconcile_last_success_timestamp_seconds",
-    "When a worker has last drawn up the ledger as a whole, Unix time; 0 before it has.",
+    "When a worker last finished a reconciliation, Unix time; 0 before it has.",
     multiprocess_mode="mostrecent",
 )

@@ -5,8 +5,8 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from tqdm import tqdm
 
+from devstats.enrichment import Enrichment
 from devstats.management.storage import opened_writer
-from devstats.property_objects import Enrichment
 
 
 class Command(BaseCommand):

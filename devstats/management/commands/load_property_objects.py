@@ -11,8 +11,8 @@ from uuid import UUID
 from django.core.management.base import BaseCommand, CommandError
 from tqdm import tqdm
 
-from devstats.facts import PropertyObject
 from devstats.management.storage import opened_writer
+from devstats.ownership import PropertyObject
 from devstats.property_objects import store_objects
 from pinactivity.core.ids import parse_id
 from pinactivity.core.times import parse_time

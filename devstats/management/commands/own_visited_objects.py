@@ -8,9 +8,9 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError
 
-from devstats.facts import PropertyObject
 from devstats.management.storage import opened_writer
 from devstats.models import DeveloperAccess
+from devstats.ownership import PropertyObject
 from devstats.property_objects import store_objects
 from pinactivity.demo.replay import (
     UnreadableVisits,

@@ -16,19 +16,20 @@ from django.db import connection
 from django.test import Client
 
 from devstats.clickhouse import connect_reader
+from devstats.enrichment import Enrichment
 from devstats.facts import (
     TENANT,
     UNKNOWN_DEVELOPER,
-    PropertyObject,
     SessionFact,
     ViewFact,
     decode_session,
     decode_view,
     make_session_fact,
 )
-from devstats.property_objects import Enrichment
+from devstats.ownership import PropertyObject
 from devstats.selectors import reader
-from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWriter
+from devstats.tables import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
+from devstats.writer import FactWriter
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc

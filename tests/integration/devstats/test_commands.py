@@ -12,8 +12,8 @@ from clickhouse_connect.driver.client import Client
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
-from devstats.facts import owner_at
 from devstats.models import DeveloperAccess
+from devstats.ownership import owner_at
 from devstats.property_objects import find_versions
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id

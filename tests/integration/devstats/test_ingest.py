@@ -25,11 +25,14 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from devstats.clickhouse import DATABASE, connect_writer
-from devstats.facts import UNKNOWN_DEVELOPER, PropertyObject
+from devstats.enrichment import Enrichment
+from devstats.facts import UNKNOWN_DEVELOPER
 from devstats.options import DevStatsOptions
-from devstats.property_objects import Enrichment, find_versions, store_objects
+from devstats.ownership import PropertyObject
+from devstats.property_objects import find_versions, store_objects
 from devstats.selectors import summarise_objects, summarise_sessions
-from devstats.writer import MOST_MONTHS, PROPERTY_OBJECTS, SESSION_FACTS, FactWriter
+from devstats.tables import PROPERTY_OBJECTS, SESSION_FACTS
+from devstats.writer import MOST_MONTHS, FactWriter
 from embedded.stack import find_free_port, private_server
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc

@@ -23,10 +23,11 @@ from devstats.clickhouse_migrations import (
     read_migrations,
     render,
 )
-from devstats.facts import PropertyObject
 from devstats.options import DevStatsOptions
+from devstats.ownership import PropertyObject
 from devstats.property_objects import find_versions, store_objects
-from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWriter
+from devstats.tables import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
+from devstats.writer import FactWriter
 from embedded.server import Server
 from embedded.stack import private_server
 from pinactivity.core.ids import new_id

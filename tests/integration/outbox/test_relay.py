@@ -12,6 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from celery import current_app
 from django.conf import settings
@@ -97,12 +98,12 @@ def test_rolled_back_change_leaves_no_event() -> None:
 
 
 def test_text_of_any_kind_survives_the_way_into_the_table() -> None:
-    class Odd(SessionEnded):
+    class Odd(SessionEnded, frozen=True, kw_only=True):
         def payload(self) -> dict[str, Any]:
             return {"Text": 'tab\t newline\n return\r backslash\\ "quotes" \\N Ж 🏠', "None": None}
 
     event = session_ended()
-    odd = Odd(**{name: getattr(event, name) for name in event.__slots__})
+    odd = Odd(**msgspec.structs.asdict(event))
     enqueue_committed(odd)
     assert json.loads(OutboxMessage.objects.get().payload) == odd.payload()
 
@@ -195,12 +196,12 @@ def test_two_relays_at_once_publish_each_message_once(
 def test_message_too_large_is_parked_and_the_rest_flows_c42(
     publisher: Any, read_topic: Callable[[str], list[Any]]
 ) -> None:
-    class Large(SessionEnded):
+    class Large(SessionEnded, frozen=True, kw_only=True):
         def payload(self) -> dict[str, Any]:
             return {"Text": "x" * 2_000_000}
 
     event = session_ended()
-    large = Large(**{name: getattr(event, name) for name in event.__slots__})
+    large = Large(**msgspec.structs.asdict(event))
     enqueue_committed(large, session_ended(), session_ended())
 
     result = relay(publisher).run()
@@ -250,7 +251,7 @@ def test_topic_that_cannot_be_sent_to_keeps_no_other_waiting(publisher: Any) -> 
         session_id=new_id(),
         anonymous_id=new_id(),
         user_id=new_id(),
-        linked_at=statement_time(),
+        linked_at=iso_utc(statement_time()),
         version=2,
     )
     ended_later = session_ended(session_id=linked.session_id, version=3)
