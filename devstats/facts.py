@@ -85,7 +85,7 @@ def decode_view(record: Record) -> ViewFact:
 
 
 def make_session_fact(fact_id: str, event: SessionEnded) -> SessionFact:
-    """Make a session's row: what the event says, and the constants of version 1."""
+    """Make a session's row: the event's fields, and the constants of version 1."""
     return SessionFact(
         fact_id=fact_id,
         session_id=event.session_id,

@@ -1,4 +1,4 @@
-"""ClickHouse's migrations: forward, numbered, recorded, harmless twice and side by side."""
+"""ClickHouse's migrations: forward, numbered, recorded, idempotent, also side by side."""
 
 import re
 import shutil
@@ -120,7 +120,7 @@ def test_tables_replace_by_their_keys_and_remember_inserts(
 
 def test_four_at_once_come_to_the_same_tables(client: Client) -> None:
     barrier = threading.Barrier(4)
-    faults: list[Exception] = []
+    raised: list[Exception] = []
 
     def work() -> None:
         mine = connect_writer(database=None)
@@ -128,7 +128,7 @@ def test_four_at_once_come_to_the_same_tables(client: Client) -> None:
         try:
             list(migrate(mine, cluster=""))
         except Exception as exc:
-            faults.append(exc)
+            raised.append(exc)
         mine.close()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -136,7 +136,7 @@ def test_four_at_once_come_to_the_same_tables(client: Client) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert faults == []
+    assert raised == []
     assert tables(client) == TABLES
 
 
