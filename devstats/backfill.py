@@ -1,7 +1,7 @@
 """Facts made of PostgreSQL's rows, for events that were lost or are older than their topic.
 
-A fact is of the session or the view, whatever its FactId: readers count one that was consumed
-too once. Its FactId says where it is from, so that adding it again adds nothing.
+A fact belongs to the session or the view, whatever its FactId: readers count one that was consumed
+too once. Its FactId names its origin, so backfilling is idempotent.
 """
 
 from collections.abc import Sequence

@@ -11,10 +11,10 @@ from devstats.property_objects import find_versions
 from devstats.tables import VIEW_FACTS
 from devstats.writer import FactWriter
 
-# Views without an owner whose object has one: worked out once a month of views, in time that grows
-# as they do, and streamed, so that what is added on the way does not matter. A view that got its
-# owner in an earlier run is none. The objects come first since there are few of them that anybody
-# was late to tell of: memory is for their views only, and beyond the bounds ClickHouse takes disk.
+# Views without an owner whose object has one. They are found once for each month of views, in time
+# proportional to their number, and streamed, so that rows added meanwhile do not matter. Views that
+# got their owner in an earlier run are excluded. The objects are selected first, since few of them
+# were reported late. Memory is for their views only; beyond the bounds ClickHouse uses disk.
 _UNOWNED = """
     SELECT PropertyObjectViewId FROM property_object_view_facts
     WHERE toYYYYMM(EventTime) = {month:UInt32}
@@ -43,7 +43,7 @@ _MONTHS = """
 
 
 class Enrichment:
-    """Adds the owner to views whose object nobody knew when they ended.
+    """Adds the owner to views that ended before their object's owner was known.
 
     A view is added once more, with its FactId and its owner; the row without one stays, and no
     read counts it.
@@ -64,7 +64,7 @@ class Enrichment:
         )
 
     def run(self, *, advance: Callable[[int], object] = lambda _: None) -> int:
-        """Add them, a month at a time; another call does what an interrupted one left.
+        """Add them, a month at a time; another call continues an interrupted one.
 
         Args:
             advance: Called with the views that were added since its last call.

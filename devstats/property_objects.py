@@ -26,7 +26,7 @@ _VERSIONS = """
 def find_versions(client: Client, object_ids: Iterable[UUID]) -> Versions:
     """Read what is known of objects, the oldest version first; unknown ones are left out.
 
-    Of several versions from one moment on only the last told is there.
+    Of several versions from one moment on, only the last reported one is returned.
 
     Raises:
         StorageUnavailable: ClickHouse is away.
@@ -53,14 +53,14 @@ def store_objects(
 ) -> int:
     """Add versions of objects, except those that are known already.
 
-    Of two owners from the same moment on, the one that is told later is the owner, whether in one
+    Of two owners from the same moment on, the one reported later is the owner, whether in one
     call, in a later one, or again after the other.
 
     Args:
-        objects: In the order in which they were told.
-        now: Versions of this moment say whose an object is, not since when: one that tells
-            nothing new is left out. Any other is left out only if it is there as it is; that its
-            owner was the owner before does not do, since a change between the two may yet come.
+        objects: In the order in which they were reported.
+        now: Versions of this moment report the present owner, not since when: one that changes
+            nothing is left out. Any other is left out only if exactly it is known. That its owner
+            was the owner before is not enough: a change between the two may still arrive.
 
     Returns:
         How many were added.

@@ -26,7 +26,7 @@ _ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
 class Command(BaseCommand):
     help = (
         "For a demonstration: give the objects of recorded visits owners, before replay_visits"
-        " plays them, and one user access to the first developer. Harmless twice."
+        " plays them, and one user access to the first developer. Idempotent."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
