@@ -198,7 +198,7 @@ def test_interrupted_enrichment_goes_on_where_it_was(
     views.run(group=f"{views.group}-again")
     objects.send(flat)
     objects.run()
-    monkeypatch.setattr("devstats.property_objects.MOST_IDS", 2)
+    monkeypatch.setattr("devstats.enrichment.MOST_IDS", 2)
     writer = FactWriter()
 
     def interrupt(added: int) -> None:
