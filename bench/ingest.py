@@ -2,9 +2,9 @@
 
 `make bench NAME=ingest` lets both read the same topic in turn, into emptied tables. The bare way
 polls with kafka-python, throws the messages away, and inserts rows that were made before, 1,000 at
-a time, committing after each. The consumer is that of production: it decodes strictly, checks,
+a time, committing after each. The consumer is that of production: it decodes, checks,
 follows traces, inserts under tokens, commits. Both have their partitions assigned, since joining a
-group takes seconds that say nothing. `cpu_us_per_event` is of the whole process.
+group takes seconds and proves nothing. `cpu_us_per_event` is of the whole process.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from kafka import KafkaProducer, TopicPartition
 from bench.measure import BenchFailed, Samples, conclude, interleave, ratio_range, say
 from devstats.clickhouse import connect_writer
 from devstats.facts import SessionFact, decode_session
-from devstats.writer import SESSION_FACTS
+from devstats.tables import SESSION_FACTS
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits

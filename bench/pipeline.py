@@ -23,9 +23,10 @@ from django.conf import settings
 from django.core.management import call_command
 
 from bench.measure import BenchFailed, conclude, database_url, own_database, say
-from devstats.facts import PropertyObject
+from devstats.ownership import PropertyObject
 from devstats.selectors import summarise_sessions
-from devstats.writer import PROPERTY_OBJECTS, FactWriter
+from devstats.tables import PROPERTY_OBJECTS
+from devstats.writer import FactWriter
 from pinactivity.core.ids import new_id
 from pinactivity.http.periods import Period
 from pinactivity.postgres.clock import statement_time

@@ -24,7 +24,7 @@ from bench.measure import BenchFailed, conclude, say
 from devstats.clickhouse import connect_writer
 from devstats.facts import TENANT
 from devstats.selectors import reader
-from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
+from devstats.tables import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 

@@ -1,4 +1,4 @@
-"""Which users may open the page of dev-stats, for staff who may say so."""
+"""Which users may open the page of dev-stats, for staff who may decide it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The API of dev-stats: a developer reads what was done with his objects, and nobody else's."""
+"""The API of dev-stats: developers read what was done with their own objects, never others'."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,11 +12,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from devstats.errors import DevStatsForbidden
-from devstats.scope import named_developers
+from devstats.requested_developers import requested_developers
 from devstats.selectors import (
     LONGEST_PERIOD,
-    SessionFigures,
-    ViewFigures,
+    SessionStatistics,
+    ViewStatistics,
     summarise_objects,
     summarise_sessions,
 )
@@ -32,7 +32,7 @@ _CLAIM = "developer_id"
 
 
 def calling_developer(request: Request) -> UUID:
-    """Read the developer whose statistics the caller may see: the claim of his token.
+    """Read the developer whose statistics the caller may see: the claim of their token.
 
     A query may name a developer; it can narrow nothing, and another one than the claim's is
     refused.
@@ -44,7 +44,7 @@ def calling_developer(request: Request) -> UUID:
     actor = required_actor(request)
     try:
         developer_id = parse_id(actor.claims.get(_CLAIM))
-        named = named_developers(request.query_params)
+        named = requested_developers(request.query_params)
     except ValueError:
         raise DevStatsForbidden from None
     if named - {developer_id}:
@@ -63,7 +63,7 @@ _PROBLEMS = problems(
 )
 
 
-# One developer's figures: nobody on the way keeps a copy.
+# These are one developer's statistics: nobody on the way keeps a copy.
 _sealed = method_decorator(never_cache, name="dispatch")
 
 
@@ -89,12 +89,12 @@ class SessionsSummaryView(ApiView):
                 **_head(period, summary.fresh_as_of),
                 "Total": _sessions(summary.total),
                 "ByViewerKind": [
-                    {"ViewerKind": kind, **_sessions(figures)}
-                    for kind, figures in summary.by_viewer_kind
+                    {"ViewerKind": kind, **_sessions(statistics)}
+                    for kind, statistics in summary.by_viewer_kind
                 ],
                 "ByDay": [
-                    {"Day": day.isoformat(), **_sessions(figures)}
-                    for day, figures in summary.by_day
+                    {"Day": day.isoformat(), **_sessions(statistics)}
+                    for day, statistics in summary.by_day
                 ],
             }
         )
@@ -119,10 +119,10 @@ class PropertyObjectsSummaryView(ApiView):
                 "Items": [
                     {
                         "PropertyObjectId": str(item.property_object_id),
-                        **_views(item.figures),
+                        **_views(item.statistics),
                         "ByViewerKind": [
-                            {"ViewerKind": kind, **_views(figures)}
-                            for kind, figures in item.by_viewer_kind
+                            {"ViewerKind": kind, **_views(statistics)}
+                            for kind, statistics in item.by_viewer_kind
                         ],
                     }
                     for item in summary.objects
@@ -140,19 +140,19 @@ def _head(period: Period, fresh_as_of: datetime | None) -> Mapping[str, str | No
     }
 
 
-def _sessions(figures: SessionFigures) -> Mapping[str, float | None]:
+def _sessions(statistics: SessionStatistics) -> Mapping[str, float | None]:
     return {
-        "Sessions": figures.sessions,
-        "AvgDurationSeconds": figures.average,
-        "MedianDurationSeconds": figures.median,
-        "P95DurationSeconds": figures.percentile_95,
+        "Sessions": statistics.sessions,
+        "AvgDurationSeconds": statistics.average,
+        "MedianDurationSeconds": statistics.median,
+        "P95DurationSeconds": statistics.percentile_95,
     }
 
 
-def _views(figures: ViewFigures) -> Mapping[str, float]:
+def _views(statistics: ViewStatistics) -> Mapping[str, float]:
     return {
-        "Views": figures.views,
-        "UniqueViewers": figures.unique_viewers,
-        "TotalDurationSeconds": figures.total,
-        "AvgDurationSeconds": figures.average,
+        "Views": statistics.views,
+        "UniqueViewers": statistics.unique_viewers,
+        "TotalDurationSeconds": statistics.total,
+        "AvgDurationSeconds": statistics.average,
     }

@@ -1,15 +1,18 @@
 """Facts made of PostgreSQL's rows, for events that were lost or are older than their topic.
 
-A fact is of the session or the view, whatever its FactId: readers count one that was consumed
-too once. Its FactId says where it is from, so that adding it again adds nothing.
+A fact belongs to the session or the view, whatever its FactId: readers count one that was consumed
+too once. Its FactId names its origin, so backfilling is idempotent.
 """
 
 from collections.abc import Sequence
 from datetime import timedelta
 
-from devstats.dimension import find_versions
-from devstats.facts import SessionFact, ViewFact, make_session_fact, make_view_fact, owned_by
-from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter
+from devstats.contracts import SessionEnded, ViewEnded
+from devstats.facts import SessionFact, ViewFact, make_session_fact, make_view_fact
+from devstats.ownership import with_owner
+from devstats.property_objects import find_versions
+from devstats.tables import SESSION_FACTS, VIEW_FACTS
+from devstats.writer import FactWriter
 from sessions.models import Session
 from views.models import PropertyObjectView
 
@@ -32,15 +35,14 @@ def backfill_views(writer: FactWriter, views: Sequence[PropertyObjectView]) -> N
     """
     versions = find_versions(writer.client, [view.property_object_id for view in views])
     facts = [
-        owned_by(_view_fact(view), versions.get(view.property_object_id, ())) for view in views
+        with_owner(_view_fact(view), versions.get(view.property_object_id, ())) for view in views
     ]
     writer.append(VIEW_FACTS, {fact.fact_id: fact for fact in facts})
 
 
 def _session_fact(session: Session) -> SessionFact:
     assert session.duration is not None  # it has ended
-    return make_session_fact(
-        fact_id=f"backfill:{session.id}",
+    event = SessionEnded(
         session_id=session.id,
         anonymous_id=session.anonymous_id,
         user_id=session.user_id,
@@ -48,6 +50,7 @@ def _session_fact(session: Session) -> SessionFact:
         last_activity_at=session.last_activity_at,
         duration_seconds=session.duration // timedelta(seconds=1),
     )
+    return make_session_fact(f"backfill:{session.id}", event)
 
 
 def _view_fact(view: PropertyObjectView) -> ViewFact:
@@ -56,8 +59,7 @@ def _view_fact(view: PropertyObjectView) -> ViewFact:
     # As the event: the session's user when the view ended, not the snapshot of the opening.
     linked_at = view.session.linked_at
     is_users = linked_at is not None and linked_at <= view.ended_at
-    return make_view_fact(
-        fact_id=f"backfill:{view.id}",
+    event = ViewEnded(
         property_object_view_id=view.id,
         property_object_id=view.property_object_id,
         session_id=view.session_id,
@@ -69,3 +71,4 @@ def _view_fact(view: PropertyObjectView) -> ViewFact:
         duration_seconds=view.duration // timedelta(seconds=1),
         filter_snapshot=view.filter_snapshot,
     )
+    return make_view_fact(f"backfill:{view.id}", event)

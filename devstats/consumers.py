@@ -8,18 +8,11 @@ from typing import TypeVar
 from django.conf import settings
 
 from devstats.clickhouse import RowRefused, StorageUnavailable
-from devstats.dimension import find_versions, store_objects
-from devstats.facts import (
-    FUTURE_TOLERANCE,
-    PropertyObject,
-    SessionFact,
-    ViewFact,
-    decode_property_object,
-    decode_session,
-    decode_view,
-    owned_by,
-)
-from devstats.writer import SESSION_FACTS, VIEW_FACTS, FactWriter, Row
+from devstats.facts import FUTURE_TOLERANCE, SessionFact, ViewFact, decode_session, decode_view
+from devstats.ownership import PropertyObject, decode_property_object, with_owner
+from devstats.property_objects import find_versions, store_objects
+from devstats.tables import SESSION_FACTS, VIEW_FACTS
+from devstats.writer import FactWriter, Row
 from pinactivity.kafka.batch import BatchLimits
 from pinactivity.kafka.entry import Entry
 from pinactivity.kafka.record import Poison, Record
@@ -100,7 +93,7 @@ class ViewFactsHandler:
                 self._writer.client, [view.property_object_id for view in rows.values()]
             )
             owned = {
-                origin: owned_by(view, versions.get(view.property_object_id, ()))
+                origin: with_owner(view, versions.get(view.property_object_id, ()))
                 for origin, view in rows.items()
             }
             self._writer.append(VIEW_FACTS, owned, while_waiting=while_waiting)

@@ -1,4 +1,4 @@
-"""What a reader of dev-stats can tell apart."""
+"""The errors that a reader of dev-stats can distinguish."""
 
 from pinactivity.core.errors import ServiceError
 

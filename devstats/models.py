@@ -8,7 +8,7 @@ from pinactivity.core.ids import NIL
 
 
 class DeveloperAccess(models.Model):
-    """A user may see the statistics of a developer. Without such a row he sees nobody's."""
+    """A user may see the statistics of a developer. Without such a row they see nobody's."""
 
     # The foreign key is ours, by name (migration 0001); its index is the unique constraint's.
     user = models.ForeignKey(

@@ -25,21 +25,21 @@ class DevStatsOptions:
     """How long ClickHouse may take for an answer. Its client asks twice, and the loop polls only
     between two calls: a few of them must fit between the polls that keep a member in its group."""
     reconciled: timedelta = timedelta(days=1)
-    """How far back the ledger is drawn up every hour: for how long a loss is told of."""
+    """How far back every hour is reconciled: for how long a loss is reported."""
     cluster: str = ""
     """Name of a replicated cluster, whose tables then are replicated and distributed."""
 
     def __post_init__(self) -> None:
-        faults: dict[str, str] = {}
+        errors: dict[str, str] = {}
         if not 1 <= self.batch_size <= 1000:
-            faults["batch_size"] = "Must be from 1 to 1000."
+            errors["batch_size"] = "Must be from 1 to 1000."
         if not timedelta(0) <= self.flush_interval <= timedelta(minutes=1):
-            faults["flush_interval"] = "Must be from 00:00:00 to 00:01:00."
+            errors["flush_interval"] = "Must be from 00:00:00 to 00:01:00."
         if not timedelta(seconds=1) <= self.storage_timeout <= timedelta(minutes=1):
-            faults["storage_timeout"] = "Must be from 00:00:01 to 00:01:00."
+            errors["storage_timeout"] = "Must be from 00:00:01 to 00:01:00."
         if not timedelta(hours=1) <= self.reconciled <= timedelta(days=30):
-            faults["reconciled"] = "Must be from 01:00:00 to 30.00:00:00."
+            errors["reconciled"] = "Must be from 01:00:00 to 30.00:00:00."
         if self.cluster and not _NAME.fullmatch(self.cluster):
-            faults["cluster"] = "Must be a name of letters, digits, _ and -."
-        if faults:
-            raise InvalidOptions(faults)
+            errors["cluster"] = "Must be a name of letters, digits, _ and -."
+        if errors:
+            raise InvalidOptions(errors)

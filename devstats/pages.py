@@ -1,4 +1,4 @@
-"""The page of dev-stats: what the API tells, for a building developer in a browser.
+"""The page of dev-stats: what the API returns, for a building developer in a browser.
 
 Users are the admin's (Django's own), and need not be staff. A token opens nothing here, and a
 cookie nothing in the API.
@@ -20,16 +20,16 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from devstats.charts import (
-    draw_durations,
-    draw_sessions,
-    draw_viewer_kinds,
+    chart_durations,
+    chart_sessions,
+    chart_viewer_kinds,
     fill_days,
-    list_objects,
-    tell_duration,
+    tabulate_objects,
+    write_duration,
 )
 from devstats.clickhouse import StorageUnavailable
 from devstats.models import DeveloperAccess
-from devstats.scope import named_developers
+from devstats.requested_developers import requested_developers
 from devstats.selectors import (
     LONGEST_PERIOD,
     MOST_OBJECTS,
@@ -84,7 +84,7 @@ def _day_field(label: str) -> forms.DateField:
 
 
 class PeriodForm(forms.Form):
-    """Whole days in UTC, the last one included: a person's way to say a half-open period."""
+    """Whole days in UTC, the last one included: a person's way to write a half-open period."""
 
     From = _day_field("From")
     Through = _day_field("To (included)")
@@ -112,9 +112,9 @@ class PeriodForm(forms.Form):
 @require_safe
 @login_required(login_url=_LOGIN)
 def show_statistics(request: HttpRequest) -> HttpResponseBase:
-    """Show one of the user's own developers over a period; the last 30 days unless told.
+    """Show one of the user's own developers over a period; by default the last 30 days.
 
-    400 with a reason beside each faulty field; 403 without access, or to whom the query names;
+    400 with a reason beside each invalid field; 403 without access, or to whom the query names;
     503 while ClickHouse is away.
     """
     own = list(
@@ -142,7 +142,7 @@ def show_statistics(request: HttpRequest) -> HttpResponseBase:
     if not form.is_valid():
         return render(request, "devstats/page.html", context, status=400)
     try:
-        figures = _present(developer_id, form.days)
+        statistics = _present(developer_id, form.days)
     except StorageUnavailable as exc:
         problem = PROBLEMS[exc.code]
         response = render(
@@ -150,13 +150,13 @@ def show_statistics(request: HttpRequest) -> HttpResponseBase:
         )
         response.headers["Retry-After"] = str(problem.retry_after)
         return response
-    return render(request, "devstats/page.html", {**context, **figures})
+    return render(request, "devstats/page.html", {**context, **statistics})
 
 
 def _choose(request: HttpRequest, own: Sequence[UUID]) -> UUID | None:
-    """Take the developer that the query names, if he is the user's own; else the user's first."""
+    """Return the developer that the query names, if they are the user's own, else the first."""
     try:
-        named = named_developers(request.GET)
+        named = requested_developers(request.GET)
     except ValueError:
         return None
     if len(named) > 1 or not named <= set(own):
@@ -172,7 +172,7 @@ def _last_days(days: int, today: date) -> Mapping[str, str]:
 
 
 def _present(developer_id: UUID, days: Sequence[date]) -> Mapping[str, Any]:
-    """Read and draw.
+    """Read the statistics and chart them.
 
     Raises:
         StorageUnavailable: ClickHouse does not answer.
@@ -197,16 +197,16 @@ def _present(developer_id: UUID, days: Sequence[date]) -> Mapping[str, Any]:
         "cards": (
             ("Sessions", f"{sessions.total.sessions:,}"),
             ("Unique viewers", f"{objects.total.unique_viewers if objects.total else 0:,}"),
-            *((title, tell_duration(seconds)) for title, seconds in durations),
+            *((title, write_duration(seconds)) for title, seconds in durations),
         ),
         "charts": (
-            draw_sessions(by_day),
-            draw_viewer_kinds(sessions.by_viewer_kind),
-            draw_durations(by_day),
+            chart_sessions(by_day),
+            chart_viewer_kinds(sessions.by_viewer_kind),
+            chart_durations(by_day),
         )
         if sessions.total.sessions
         else (),
-        "objects": list_objects(objects.objects) if objects.objects else None,
+        "objects": tabulate_objects(objects.objects) if objects.objects else None,
         "most_objects": MOST_OBJECTS,
         "more_objects": len(objects.objects) == MOST_OBJECTS,
     }

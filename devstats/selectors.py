@@ -26,7 +26,7 @@ _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UT
 
 
 @dataclass(frozen=True, slots=True)
-class SessionFigures:
+class SessionStatistics:
     """Of some sessions; seconds, None where there is no session."""
 
     sessions: int
@@ -39,17 +39,17 @@ class SessionFigures:
 
 @dataclass(frozen=True, slots=True)
 class SessionsSummary:
-    total: SessionFigures
-    by_viewer_kind: Sequence[tuple[str, SessionFigures]]
+    total: SessionStatistics
+    by_viewer_kind: Sequence[tuple[str, SessionStatistics]]
     """Guest, User; those that there are."""
-    by_day: Sequence[tuple[date, SessionFigures]]
+    by_day: Sequence[tuple[date, SessionStatistics]]
     """Days in UTC that have any, in order."""
     fresh_as_of: datetime | None
     """The newest IngestionTime of what is counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class ViewFigures:
+class ViewStatistics:
     """Of some views; seconds."""
 
     views: int
@@ -63,23 +63,23 @@ class ViewFigures:
 @dataclass(frozen=True, slots=True)
 class ObjectSummary:
     property_object_id: UUID
-    figures: ViewFigures
-    by_viewer_kind: Sequence[tuple[str, ViewFigures]]
+    statistics: ViewStatistics
+    by_viewer_kind: Sequence[tuple[str, ViewStatistics]]
     """Guest, Investor, Agent; those that there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectsSummary:
-    total: ViewFigures | None = None
+    total: ViewStatistics | None = None
     """Of all objects, listed or not; None where there is no view."""
     objects: Sequence[ObjectSummary] = field(default_factory=tuple)
     fresh_as_of: datetime | None = None
 
 
-# A view is of the developer of its newest fact, and of nobody else: an owner that is told late
-# files it a second time, when its topic is read again. So views of objects that had other owners
-# too are held against those owners' facts of them, by the key; where no object of this developer
-# ever was another's, nothing is read for it.
+# A view belongs to the developer of its newest fact, and to nobody else. An owner who is reported
+# late gets a second fact of it, when its topic is read again. So views of objects that had other
+# owners too are compared with those owners' facts of them, by the key. Where no object of this
+# developer ever was another's, nothing is read for that.
 _WITHIN = """
     EventTime >= {since:DateTime64(6, 'UTC')} AND EventTime < {until:DateTime64(6, 'UTC')}
 """
@@ -153,22 +153,22 @@ def summarise_sessions(developer_id: UUID, period: Period) -> SessionsSummary:
     Raises:
         StorageUnavailable: ClickHouse does not answer.
     """
-    total = SessionFigures(0, None, None, None)
-    by_kind: list[tuple[str, SessionFigures]] = []
-    by_day: list[tuple[date, SessionFigures]] = []
+    total = SessionStatistics(0, None, None, None)
+    by_kind: list[tuple[str, SessionStatistics]] = []
+    by_day: list[tuple[date, SessionStatistics]] = []
     fresh_as_of = None
     rows = _query(_SESSIONS, developer_id, period, tenant=TENANT)
     for is_of_kind, is_of_day, kind, day, sessions, average, median, late, ingested in rows:
         if not sessions:  # the total of nothing
             continue
         # 0.95 of the way between whole seconds has two digits; the rest is the float's.
-        figures = SessionFigures(sessions, average, round(median, 2), round(late, 2))
+        statistics = SessionStatistics(sessions, average, round(median, 2), round(late, 2))
         if is_of_kind:
-            by_kind.append((kind, figures))
+            by_kind.append((kind, statistics))
         elif is_of_day:
-            by_day.append((day, figures))
+            by_day.append((day, statistics))
         else:
-            total, fresh_as_of = figures, ingested
+            total, fresh_as_of = statistics, ingested
     return SessionsSummary(total, by_kind, by_day, fresh_as_of)
 
 
@@ -213,14 +213,16 @@ def summarise_objects(developer_id: UUID, period: Period) -> ObjectsSummary:
     if len(rows) <= 1:  # nobody's, or the total of nothing
         return ObjectsSummary()
     summaries = []
-    for property_object_id, _, *figures in rows:
-        whole, *kinds = (ViewFigures(*figures[at : at + 4]) for at in range(0, len(figures), 4))
+    for property_object_id, _, *statistics in rows:
+        whole, *kinds = (
+            ViewStatistics(*statistics[at : at + 4]) for at in range(0, len(statistics), 4)
+        )
         named = zip(_VIEWER_KINDS, kinds, strict=True)
         summaries.append(
             ObjectSummary(property_object_id, whole, [each for each in named if each[1].views])
         )
     total, *objects = summaries
-    return ObjectsSummary(total.figures, objects, rows[0][1])
+    return ObjectsSummary(total.statistics, objects, rows[0][1])
 
 
 def _query(

@@ -1,4 +1,4 @@
-"""Celery's entry to the ledger."""
+"""Celery's entry to the reconciliation."""
 
 import sqlite3
 import threading
@@ -15,7 +15,9 @@ from django.db import Error
 from kafka.errors import KafkaError
 
 from devstats.clickhouse import StorageUnavailable
-from devstats.ledger import Stopped, all_streams, draw_up, hour_of
+from devstats.reconciliation import compare
+from devstats.reconciliation.report import hour_of
+from devstats.reconciliation.topics import reconciled_topics
 from devstats.writer import FactWriter
 from pinactivity.core.error_info import describe_error
 from pinactivity.postgres.clock import statement_time
@@ -36,32 +38,32 @@ def _stop_run(**_: Any) -> None:
 
 @shared_task(ignore_result=True)
 def reconcile() -> None:
-    """Draw up the ledger of the last whole hours; it writes nothing, and is harmless twice.
+    """Reconcile the last whole hours; it writes nothing, so it is idempotent.
 
-    Not of the present hour: what ended a moment ago would make every run look late.
+    The present hour is left out: what ended a moment ago would make every run look late.
     """
     deadline = time.monotonic() + _LONGEST_RUN.total_seconds()
     try:
         until = hour_of(statement_time())
         with closing(FactWriter()) as writer:
-            ledger = draw_up(
+            report = compare.reconcile(
                 writer,
                 since=until - settings.DEV_STATS.reconciled,
                 until=until,
                 stop=lambda: _stopping.is_set() or time.monotonic() > deadline,
             )
-    except Stopped:
-        log.warning("ledger not finished")
+    except compare.Stopped:
+        log.warning("reconciliation not finished")
         return
     except (Error, KafkaError, OSError, StorageUnavailable, sqlite3.Error) as exc:
-        log.warning("ledger not drawn up", **describe_error(exc.__cause__ or exc))
+        log.warning("reconciliation failed", **describe_error(exc.__cause__ or exc))
         return
-    for stream in all_streams():
-        DEV_STATS_RECONCILE_LOST.labels(stream.topic).set(ledger.total(stream.topic).lost.total())
+    for topic in reconciled_topics():
+        DEV_STATS_RECONCILE_LOST.labels(topic.topic).set(report.total(topic.topic).lost.total())
     DEV_STATS_RECONCILE_LAST_SUCCESS.set_to_current_time()
-    total = ledger.total()
+    total = report.total()
     log.info(
-        "ledger drawn up",
+        "reconciled",
         closed=total.closed,
         facts=total.facts,
         lost=total.lost.total(),

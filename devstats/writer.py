@@ -3,8 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -13,7 +12,9 @@ from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.transform import NativeTransform
 
 from devstats.clickhouse import connect_writer, translated_faults
+from devstats.tables import Table
 from pinactivity.core.ids import new_id
+from pinactivity.core.times import EPOCH
 from pinactivity.telemetry.tracing import traceparent
 
 Row = tuple[Any, ...]
@@ -21,82 +22,7 @@ Row = tuple[Any, ...]
 MOST_MONTHS = 100
 """ClickHouse refuses an insert into more partitions, which one bad clock makes of a batch."""
 
-_TIME = "DateTime64(6, 'UTC')"
 _TICK = timedelta(microseconds=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table to write to.
-
-    Args:
-        name: In the database of dev-stats.
-        columns: Of a row, in its order, each with its type; IngestionTime is the server's.
-    """
-
-    name: str
-    columns: Mapping[str, str]
-
-    @property
-    def month_column(self) -> int | None:
-        """The place of the column whose month is the partition."""
-        names = list(self.columns)
-        return names.index("EventTime") if "EventTime" in names else None
-
-    @property
-    def time_columns(self) -> list[int]:
-        """The places of the columns that hold a time, which is never absent."""
-        return [place for place, kind in enumerate(self.columns.values()) if kind == _TIME]
-
-
-SESSION_FACTS = Table(
-    "session_facts",
-    {
-        "FactId": "String",
-        "SessionId": "UUID",
-        "AnonymousId": "UUID",
-        "UserId": "Nullable(UUID)",
-        "StartedAt": _TIME,
-        "EventTime": _TIME,
-        "LastActivityAt": _TIME,
-        "DurationSeconds": "UInt32",
-        "TenantId": "String",
-        "BrandId": "Nullable(UUID)",
-        "DeveloperId": "Nullable(UUID)",
-        "ViewerKind": "Enum8('Guest' = 1, 'User' = 2)",
-    },
-)
-VIEW_FACTS = Table(
-    "property_object_view_facts",
-    {
-        "FactId": "String",
-        "PropertyObjectViewId": "UUID",
-        "PropertyObjectId": "UUID",
-        "SessionId": "UUID",
-        "AnonymousId": "UUID",
-        "UserId": "Nullable(UUID)",
-        "ViewSource": "LowCardinality(String)",
-        "EventTime": _TIME,
-        "LastActivityAt": _TIME,
-        "DurationSeconds": "UInt32",
-        "FilterSnapshot": "String",
-        "TenantId": "String",
-        "BrandId": "Nullable(UUID)",
-        "DeveloperId": "UUID",
-        "ViewerKind": "Enum8('Guest' = 1, 'Investor' = 2, 'Agent' = 3)",
-    },
-)
-PROPERTY_OBJECTS = Table(
-    "property_objects",
-    {
-        "PropertyObjectId": "UUID",
-        "DeveloperId": "UUID",
-        "BrandId": "Nullable(UUID)",
-        "UpdatedAt": _TIME,
-        "Revision": "UInt32",
-    },
-)
 
 
 class FactWriter:
@@ -108,7 +34,7 @@ class FactWriter:
     def __init__(self) -> None:
         self._client: Client | None = None
         self._id = new_id().bytes
-        self._known_time = _EPOCH
+        self._known_time = EPOCH
 
     @property
     def client(self) -> Client:
@@ -146,9 +72,9 @@ class FactWriter:
         """
         for part in _split(table, rows):
             columns = [list(column) for column in zip(*part.values(), strict=True)]
-            for place in table.time_columns:
+            for index in table.time_columns:
                 # As ClickHouse keeps them; the driver would take five times as long.
-                columns[place] = [(moment - _EPOCH) // _TICK for moment in columns[place]]
+                columns[index] = [(moment - EPOCH) // _TICK for moment in columns[index]]
             with translated_faults():
                 insert = self._make_insert(table, columns, self._token(table, part))
                 if while_waiting is None:
@@ -159,7 +85,7 @@ class FactWriter:
                     answer.result()
 
     def is_past(self, moment: datetime) -> bool:
-        """Tell whether a moment has come, by ClickHouse's clock; the host's may be wrong.
+        """Return whether a moment has come, by ClickHouse's clock; the host's may be wrong.
 
         It is asked only for moments later than the latest that it is known to have shown.
 
@@ -225,11 +151,11 @@ def _call_in_thread(call: Callable[[], object]) -> Future[object]:
 
 
 def _split(table: Table, rows: Mapping[str, Row]) -> Iterator[Mapping[str, Row]]:
-    place = table.month_column
-    if place is None or not rows:
+    column = table.month_column
+    if column is None or not rows:
         yield rows
         return
-    times = [row[place] for row in rows.values()]
+    times = [row[column] for row in rows.values()]
     first, last = min(times), max(times)
     if (last.year - first.year) * 12 + last.month - first.month < MOST_MONTHS:
         yield rows
@@ -240,5 +166,5 @@ def _split(table: Table, rows: Mapping[str, Row]) -> Iterator[Mapping[str, Row]]
         yield {
             origin: row
             for origin, row in rows.items()
-            if (row[place].year, row[place].month) in chosen
+            if (row[column].year, row[column].month) in chosen
         }

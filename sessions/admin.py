@@ -15,7 +15,7 @@ from pinactivity.admin.close_now import CloseNowAdmin, write_count
 from pinactivity.admin.read_only import ReadOnlyAdmin
 from sessions.lifecycle import Status
 from sessions.models import ActivityCloserRun, Session
-from sessions.run_chart import draw_history
+from sessions.run_chart import chart_runs
 from sessions.selectors import closer_history
 from sessions.services import ClosedNow, close_sessions_now
 
@@ -136,9 +136,9 @@ class ActivityCloserRunAdmin(ReadOnlyAdmin):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> Any:
-        """Draw the last day above the list."""
-        history = draw_history(closer_history())
-        return super().changelist_view(request, {**(extra_context or {}), "history": history})
+        """Show a chart of the last day above the list."""
+        chart = chart_runs(closer_history())
+        return super().changelist_view(request, {**(extra_context or {}), "chart": chart})
 
 
 def _link(page: str, pk: object, text: str) -> SafeString:

@@ -13,6 +13,7 @@ from django.db.models.functions import Greatest
 
 from outbox.services import enqueue
 from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 from pinactivity.postgres.clock import statement_time, time_expression
 from pinactivity.telemetry.metrics import SESSIONS_STARTED
 from sessions.device import Device
@@ -275,7 +276,7 @@ def _enqueue_linked(session: Session, user_id: UUID, linked_at: datetime, versio
                 session_id=session.id,
                 anonymous_id=session.anonymous_id,
                 user_id=user_id,
-                linked_at=linked_at,
+                linked_at=iso_utc(linked_at),
                 version=version,
             )
         ]

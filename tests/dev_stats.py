@@ -5,16 +5,17 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 from urllib.parse import urlsplit
 
 from clickhouse_connect.driver.client import Client
 from django.conf import settings
+from prometheus_client import REGISTRY
 
 from devstats.clickhouse import DATABASE, connect_writer
-from devstats.migrating import migrate
+from devstats.clickhouse_migrations import migrate
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits
@@ -37,7 +38,7 @@ CREATED_AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
 def ended_session(**fields: Any) -> dict[str, Any]:
-    """A payload of `session-ended`: a guest's five minutes, unless told otherwise."""
+    """A payload of `session-ended`: a guest's five minutes, by default."""
     return {
         "SessionId": str(new_id()),
         "AnonymousId": str(new_id()),
@@ -50,7 +51,7 @@ def ended_session(**fields: Any) -> dict[str, Any]:
 
 
 def ended_view(**fields: Any) -> dict[str, Any]:
-    """A payload of `property-object-view-ended`: a guest's minute, unless told otherwise."""
+    """A payload of `property-object-view-ended`: a guest's minute, by default."""
     return {
         "PropertyObjectViewId": str(new_id()),
         "PropertyObjectId": str(new_id()),
@@ -74,6 +75,17 @@ def changed_object(**fields: Any) -> dict[str, Any]:
         "BrandId": None,
         **fields,
     }
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How long the tests of outages go on."""
+
+    kills: int
+    away_seconds: float
+    """ClickHouse stopped, or its table gone."""
+    joins: int
+    join_seconds: float
 
 
 class Ingest:
@@ -155,6 +167,11 @@ class Ingest:
     def close(self) -> None:
         for consumer in self._consumers:
             consumer.close()
+
+
+def metric(name: str, **labels: str) -> float:
+    """Read a metric of this process."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 # -- ClickHouse ----------------------------------------------------------------------------

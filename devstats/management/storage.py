@@ -11,8 +11,8 @@ from pinactivity.core.error_info import describe_error
 
 
 @contextmanager
-def explained_faults() -> Iterator[None]:
-    """Turn ClickHouse's faults into a command's, told without their text.
+def explained_errors() -> Iterator[None]:
+    """Turn ClickHouse's errors into a command's, without their text.
 
     Raises:
         CommandError: ClickHouse is away or refuses.
@@ -35,5 +35,5 @@ def opened_writer() -> Iterator[FactWriter]:
     Raises:
         CommandError: ClickHouse is away or refuses.
     """
-    with explained_faults(), closing(FactWriter()) as writer:
+    with explained_errors(), closing(FactWriter()) as writer:
         yield writer

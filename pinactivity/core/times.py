@@ -3,6 +3,8 @@
 import re
 from datetime import UTC, datetime
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 _LONG_FRACTION = re.compile(r"(\.\d{6})\d+")
 _OUR_LENGTH = len("2026-03-01T12:00:00.123456Z")
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

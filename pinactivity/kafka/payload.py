@@ -1,23 +1,18 @@
-"""Reading the fields of a message: by name in any case; what breaks a rule is poison, with a code.
-
-`Payload` reads whatever is legal and says what is not. `PlainReader` reads what is written as our
-own events are, in a tenth of the time, and leaves everything else to it (adr/0014).
-"""
+"""Reads the fields of a message by name, in any case; what breaks the contract is poison."""
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
-from typing import Any, Generic, TypeVar
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 from uuid import UUID
 
-import msgspec
-
-from pinactivity.core import strict_json
 from pinactivity.core.ids import parse_id
 from pinactivity.core.times import parse_time
 from pinactivity.kafka.record import Poison, Record
 
 Value = TypeVar("Value")
-Fields = TypeVar("Fields", bound="Plain")
+
+_DEFAULT = datetime(1, 1, 1, tzinfo=UTC)
+"""What .NET writes for a time that nobody has set."""
 
 
 class Payload:
@@ -33,7 +28,7 @@ class Payload:
             raise Poison("value-repeats-a-field")
 
     def has(self, name: str) -> bool:
-        """Return whether a field is there and not null."""
+        """Return whether a field is present and not null."""
         return self._fields.get(name.lower()) is not None
 
     def id(self, name: str) -> UUID:
@@ -44,13 +39,21 @@ class Payload:
         """
         return self._read(name, parse_id)
 
-    def time(self, name: str) -> datetime:
+    def time(self, name: str, *, since: datetime | None = None) -> datetime:
         """Read a time, in UTC.
 
+        Args:
+            since: The earliest legal time. An earlier one is `<field>-default` if it is what .NET
+                writes for a time that nobody has set, else `<field>-before-<year>`.
+
         Raises:
-            Poison: missing, null, or not ISO 8601 with an offset.
+            Poison: missing, null, not ISO 8601 with an offset, or too early.
         """
-        return self._read(name, parse_time)
+        moment = self._read(name, parse_time)
+        if since is not None and moment < since:
+            problem = "default" if moment == _DEFAULT else f"before-{since.year}"
+            raise Poison(f"{_kebab(name)}-{problem}")
+        return moment
 
     def text(self, name: str, *, most: int) -> str:
         """Read a string of 1 to `most` characters.
@@ -107,71 +110,3 @@ class Payload:
 
 def _kebab(name: str) -> str:
     return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
-
-
-class Plain(msgspec.Struct, rename="pascal", forbid_unknown_fields=True, gc=False):
-    """The fields of a payload, each of them there: ids, texts, bounded whole numbers, raw JSON.
-
-    An id may be None. Times are texts, for `parse_time`; msgspec would round a seventh digit.
-    """
-
-
-class PlainReader(Generic[Fields]):
-    """Reads payloads with exactly the given fields, plainly written; of no other it says a thing.
-
-    Args:
-        fields: What they are.
-
-    Raises:
-        TypeError: a field is of a kind that is not known here.
-    """
-
-    def __init__(self, fields: type[Fields]) -> None:
-        self._decoder = msgspec.json.Decoder(fields)
-        self._quotes = 0
-        self._optional: list[str] = []
-        self._nested: list[str] = []
-        for field in msgspec.structs.fields(fields):
-            self._quotes += 2
-            match msgspec.inspect.type_info(field.type):
-                case msgspec.inspect.UUIDType() | msgspec.inspect.StrType():
-                    self._quotes += 2
-                case msgspec.inspect.UnionType(
-                    (msgspec.inspect.UUIDType(), msgspec.inspect.NoneType())
-                ):
-                    self._optional.append(field.name)
-                case msgspec.inspect.RawType():
-                    self._nested.append(field.name)
-                case msgspec.inspect.IntType():
-                    pass
-                case _:
-                    raise TypeError(f"{fields.__qualname__}.{field.name} cannot be read plainly.")
-
-    def read(self, value: bytes) -> Fields | None:
-        """Return the fields, each what `Payload` makes of it; None leaves the message to that.
-
-        msgspec takes the last of two fields of a name. But without escapes a value has two
-        quotation marks for each name and each text, so a field too many is two marks too many.
-        """
-        if b"\\" in value or _ZEROS in value:
-            return None
-        try:
-            fields = self._decoder.decode(value)
-        except (ValueError, RecursionError):
-            return None
-        quotes = self._quotes
-        for name in self._optional:
-            if getattr(fields, name) is not None:
-                quotes += 2
-        for name in self._nested:
-            quotes += bytes(getattr(fields, name)).count(b'"')
-        if value.count(b'"') != quotes:
-            return None
-        # What is nested has its own levels counted by its reader, not the one around it.
-        if self._nested and value.count(b"{") + value.count(b"[") > strict_json.MAX_DEPTH:
-            return None
-        return fields
-
-
-_ZEROS = b"0" * 12
-"""The end of the nil id in either spelling that msgspec reads; no other id is likely to have it."""

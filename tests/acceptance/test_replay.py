@@ -16,10 +16,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client as ApiClient
 
-from devstats.dimension import store_objects
-from devstats.facts import PropertyObject
-from devstats.ledger import hour_of
 from devstats.options import DevStatsOptions
+from devstats.ownership import PropertyObject
+from devstats.property_objects import store_objects
+from devstats.reconciliation.report import hour_of
 from devstats.writer import FactWriter
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
@@ -148,7 +148,7 @@ def test_shipped_visits_become_exactly_the_predicted_rows_and_events(
     for _ in range(2):  # the second time both topics are read again
         consume_facts(clickhouse, expected, since=began)
         assert_facts_are(clickhouse, expected)
-        assert_ledger_is_whole(expected)
+        assert_stores_reconcile(expected)
         answers.append(answers_of_the_api())
     merge(clickhouse)
     answers.append(answers_of_the_api())
@@ -251,11 +251,11 @@ def answers_of_the_api() -> list[Any]:
     return answers
 
 
-def assert_ledger_is_whole(expected: list[oracle.ExpectedSession]) -> None:
+def assert_stores_reconcile(expected: list[oracle.ExpectedSession]) -> None:
     """Every ended row has its outbox row, one offset and one fact, in the hour of its end."""
     output = io.StringIO()
     call_command("reconcile", "--from=2026-11-01", "--to=2026-11-03", "--json", stdout=output)
-    ledger = json.loads(output.getvalue())
+    report = json.loads(output.getvalue())
     hours = Counter[tuple[str, datetime]]()
     for session in expected:
         hours[SESSION_ENDED, hour_of(session.ended_at)] += 1
@@ -264,10 +264,10 @@ def assert_ledger_is_whole(expected: list[oracle.ExpectedSession]) -> None:
     stores = ("Closed", "Outbox", "Offsets", "Facts")
     assert {
         (hour["Topic"], datetime.fromisoformat(hour["Hour"])): [hour[name] for name in stores]
-        for hour in ledger["Hours"]
-    } == {place: [number] * len(stores) for place, number in hours.items()}
+        for hour in report["Hours"]
+    } == {hour: [number] * len(stores) for hour, number in hours.items()}
     others = ("Lost", "Duplicated", "Late", "NotComparable")
-    assert [ledger["Total"][name] for name in others] == [0, 0, 0, 0]
+    assert [report["Total"][name] for name in others] == [0, 0, 0, 0]
 
 
 def consume_view_stats(*, count: int) -> None:

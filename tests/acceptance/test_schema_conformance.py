@@ -29,8 +29,9 @@ from pinactivity.core.ids import new_id
 from pinactivity.http.options import RateLimitOptions
 from pinactivity.http.problems import PROBLEMS
 from sessions.models import Session
+from tests.dev_stats_api import MARCH
 from tests.factories import make_session, make_view
-from tests.integration.devstats.test_api import MARCH, session_fact, store, view_fact
+from tests.facts import session_fact, store, view_fact
 from tests.tokens import SECRET, bearer, development_token
 from views.models import PropertyObjectView
 

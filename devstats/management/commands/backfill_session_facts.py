@@ -19,7 +19,7 @@ class Command(BaseCommand):
     help = (
         "Add the facts of the sessions that PostgreSQL has, by when they ended: for events that"
         " were lost, or that are older than their topic. Readers count a session that was consumed"
-        " too once. Harmless twice."
+        " too once. Idempotent."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

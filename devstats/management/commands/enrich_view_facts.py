@@ -5,14 +5,14 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from tqdm import tqdm
 
-from devstats.dimension import Enrichment
+from devstats.enrichment import Enrichment
 from devstats.management.storage import opened_writer
 
 
 class Command(BaseCommand):
     help = (
         "Give the views that were stored while nobody knew their object's owner the owner that is"
-        " known now; to be run after load_property_objects. Harmless twice."
+        " known now; to be run after load_property_objects. Idempotent."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:

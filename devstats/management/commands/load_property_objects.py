@@ -11,9 +11,9 @@ from uuid import UUID
 from django.core.management.base import BaseCommand, CommandError
 from tqdm import tqdm
 
-from devstats.dimension import store_objects
-from devstats.facts import PropertyObject
 from devstats.management.storage import opened_writer
+from devstats.ownership import PropertyObject
+from devstats.property_objects import store_objects
 from pinactivity.core.ids import parse_id
 from pinactivity.core.times import parse_time
 
@@ -22,14 +22,14 @@ _OPTIONAL = ["BrandId", "UpdatedAt"]
 
 
 class UnreadableObjects(Exception):
-    """Say what is wrong with a file of property objects, and in which line."""
+    """What is wrong with a file of property objects, and in which line."""
 
 
 class Command(BaseCommand):
     help = (
         "Load whose property objects are, from a CSV file with a heading: PropertyObjectId,"
         " DeveloperId, and if wanted BrandId and UpdatedAt (from when on; now where it is empty)."
-        " Nothing is loaded of a file with a fault; what is known already is left out."
+        " Nothing is loaded of a file with an error; what is known already is left out."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def read_objects(path: Path, *, now: datetime) -> list[PropertyObject]:
         now: For an UpdatedAt that is empty.
 
     Raises:
-        UnreadableObjects: the first fault, with its line.
+        UnreadableObjects: the first error, with its line.
         OSError: no such file.
     """
     try:

@@ -8,20 +8,20 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from devstats.clickhouse import connect_writer
-from devstats.management.storage import explained_faults
-from devstats.migrating import MigrationsDiffer, migrate
+from devstats.clickhouse_migrations import MigrationsDiffer, migrate
+from devstats.management.storage import explained_errors
 
 _TIMEOUT = timedelta(hours=1)
 """A change of a big table, or of a cluster, takes longer than any insert should."""
 
 
 class Command(BaseCommand):
-    help = "Bring ClickHouse's tables up to date; harmless twice and from two processes."
+    help = "Bring ClickHouse's tables up to date; idempotent, also from two processes."
 
     def handle(self, *args: Any, **options: Any) -> None:
         applied = 0
         with (
-            explained_faults(),
+            explained_errors(),
             closing(connect_writer(database=None, timeout=_TIMEOUT)) as client,
         ):
             try:

@@ -8,10 +8,10 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError
 
-from devstats.dimension import store_objects
-from devstats.facts import PropertyObject
 from devstats.management.storage import opened_writer
 from devstats.models import DeveloperAccess
+from devstats.ownership import PropertyObject
+from devstats.property_objects import store_objects
 from pinactivity.demo.replay import (
     UnreadableVisits,
     developer_id,
@@ -26,7 +26,7 @@ _ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
 class Command(BaseCommand):
     help = (
         "For a demonstration: give the objects of recorded visits owners, before replay_visits"
-        " plays them, and one user access to the first developer. Harmless twice."
+        " plays them, and one user access to the first developer. Idempotent."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -14,8 +14,9 @@ from django.db import Error
 from kafka.errors import KafkaError
 from tqdm import tqdm
 
-from devstats.ledger import Count, Ledger, draw_up
 from devstats.management.storage import opened_writer
+from devstats.reconciliation.compare import reconcile
+from devstats.reconciliation.report import Count, Report
 from devstats.writer import FactWriter
 from pinactivity.core.error_info import describe_error
 from pinactivity.core.times import iso_utc
@@ -27,7 +28,7 @@ _NO_ANSWER = 2
 _COLUMNS = ("closed", "outbox", "offsets", "facts", "lost", "duplicated", "late", "not comparable")
 
 _DESCRIPTION = """\
-Hold what ended in PostgreSQL against the outbox, Kafka and ClickHouse, by topic and hour.
+Compare what ended in PostgreSQL with the outbox, Kafka and ClickHouse, by topic and hour.
 
 A message is found by its id in each store, and belongs to the hour (UTC) in which its session or
 view ended: by the row; without one by the event's CreatedAt; a fact that nothing else is left of
@@ -37,8 +38,8 @@ by its LastActivityAt.
   outbox          messages in the outbox (published ones are kept for OUTBOX_PUBLISHED_KEPT)
   offsets         messages in Kafka (kept for the topic's retention)
   facts           distinct sessions or views in ClickHouse
-  lost            no fact, and none to come: parked messages and dead letters too, for they are
-                  not stored before somebody acts; the reasons are told apart below the table
+  lost            no fact, and none to come: parked messages and dead letters too: they are
+                  not stored before somebody acts; the reasons are listed below the table
   duplicated      offsets beyond one for each message; no reader counts them
   late            no fact yet, but pending in the outbox, or unread by the consumers' group
   not comparable  stored, but so old that PostgreSQL, the outbox or Kafka no longer has it
@@ -63,7 +64,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--repair",
             action="store_true",
-            help="Add the facts of lost rows from PostgreSQL, then count again. Harmless twice.",
+            help="Add the facts of lost rows from PostgreSQL, then count again. Idempotent.",
         )
         parser.add_argument("--json", action="store_true", help="Print one JSON object.")
 
@@ -73,33 +74,33 @@ class Command(BaseCommand):
         if since >= until:
             raise CommandError("--from must be before --to.", returncode=_NO_ANSWER)
         repaired = 0
-        with _explained_faults(), opened_writer() as writer:
-            ledger = _draw_up(writer, since, until, repair=repair)
-            if repair and (found := ledger.total()).lost:
+        with _explained_errors(), opened_writer() as writer:
+            report = _reconcile(writer, since, until, repair=repair)
+            if repair and (found := report.total()).lost:
                 repaired = found.lost.total() - found.unrepairable
-                ledger = _draw_up(writer, since, until, repair=False)
+                report = _reconcile(writer, since, until, repair=False)
         if options["json"]:
-            self.stdout.write(json.dumps(_as_json(ledger, repaired)))
+            self.stdout.write(json.dumps(_as_json(report, repaired)))
         else:
-            self._print(ledger)
+            self._print(report)
             if repair:
                 self.stdout.write(f"{repaired} facts added from PostgreSQL")
-        total = ledger.total()
+        total = report.total()
         if total.lost:
             hint = f" {total.unrepairable} of them have no row to repair from." * bool(
                 total.unrepairable
             )
             raise CommandError(f"{_reasons(total.lost)} lost.{hint}", returncode=_LOST)
 
-    def _print(self, ledger: Ledger) -> None:
-        titles = {topic for topic, _ in ledger.counts}
+    def _print(self, report: Report) -> None:
+        titles = {topic for topic, _ in report.counts}
         for topic in sorted(titles):
             self.stdout.write(topic)
             self.stdout.write(f"  {'hour':<17}" + "".join(f"{name:>16}" for name in _COLUMNS))
-            for hour, count in _hours(ledger, topic):
+            for hour, count in _hours(report, topic):
                 self.stdout.write(f"  {hour:%Y-%m-%dT%H:%MZ}" + _cells(count))
-            self.stdout.write(f"  {'total':<17}" + _cells(ledger.total(topic)))
-        total = ledger.total()
+            self.stdout.write(f"  {'total':<17}" + _cells(report.total(topic)))
+        total = report.total()
         for reason, number in sorted(total.lost.items()):
             self.stdout.write(f"lost: {number} {reason}")
         self.stdout.write(
@@ -108,19 +109,19 @@ class Command(BaseCommand):
         )
 
 
-def _draw_up(writer: FactWriter, since: datetime, until: datetime, *, repair: bool) -> Ledger:
+def _reconcile(writer: FactWriter, since: datetime, until: datetime, *, repair: bool) -> Report:
     with tqdm(desc="repair" if repair else "reconcile", unit=" rows", disable=None) as bar:
-        return draw_up(writer, since=since, until=until, repair=repair, advance=bar.update)
+        return reconcile(writer, since=since, until=until, repair=repair, advance=bar.update)
 
 
-def _hours(ledger: Ledger, topic: str) -> list[tuple[datetime, Count]]:
+def _hours(report: Report, topic: str) -> list[tuple[datetime, Count]]:
     return sorted(
-        ((hour, count) for (name, hour), count in ledger.counts.items() if name == topic),
+        ((hour, count) for (name, hour), count in report.counts.items() if name == topic),
         key=lambda pair: pair[0],
     )
 
 
-def _figures(count: Count) -> tuple[int, ...]:
+def _totals(count: Count) -> tuple[int, ...]:
     return (
         count.closed,
         count.outbox,
@@ -134,37 +135,37 @@ def _figures(count: Count) -> tuple[int, ...]:
 
 
 def _cells(count: Count) -> str:
-    return "".join(f"{figure:>16}" for figure in _figures(count))
+    return "".join(f"{total:>16}" for total in _totals(count))
 
 
 def _reasons(lost: Counter[Any]) -> str:
     return ", ".join(f"{number} {reason}" for reason, number in sorted(lost.items()))
 
 
-def _as_json(ledger: Ledger, repaired: int) -> dict[str, Any]:
+def _as_json(report: Report, repaired: int) -> dict[str, Any]:
     def named(count: Count) -> dict[str, Any]:
         names = ("Closed", "Outbox", "Offsets", "Facts", "Lost", "Duplicated", "Late")
-        figures = zip((*names, "NotComparable"), _figures(count), strict=True)
-        return {**dict(figures), "LostBecause": {str(why): n for why, n in count.lost.items()}}
+        totals = zip((*names, "NotComparable"), _totals(count), strict=True)
+        return {**dict(totals), "LostBecause": {str(why): n for why, n in count.lost.items()}}
 
     return {
-        "From": iso_utc(ledger.since),
-        "To": iso_utc(ledger.until),
+        "From": iso_utc(report.since),
+        "To": iso_utc(report.until),
         "Repaired": repaired,
-        "Total": named(ledger.total()),
+        "Total": named(report.total()),
         "Hours": [
             {"Topic": topic, "Hour": iso_utc(hour), **named(count)}
-            for (topic, hour), count in sorted(ledger.counts.items())
+            for (topic, hour), count in sorted(report.counts.items())
         ],
     }
 
 
 @contextmanager
-def _explained_faults() -> Iterator[None]:
-    """Tell which store does not answer, each by an exit code that is not that of a loss."""
+def _explained_errors() -> Iterator[None]:
+    """Report which store does not answer, by an exit code that is not that of a loss."""
     try:
         yield
-    except CommandError as exc:  # ClickHouse's, as `opened_writer` tells it
+    except CommandError as exc:  # ClickHouse's, from `opened_writer`
         raise CommandError(str(exc), returncode=_NO_ANSWER) from exc
     except Error as exc:
         raise CommandError(

@@ -12,9 +12,9 @@ from clickhouse_connect.driver.client import Client
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
-from devstats.dimension import find_versions
-from devstats.facts import owner_at
 from devstats.models import DeveloperAccess
+from devstats.ownership import owner_at
+from devstats.property_objects import find_versions
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
@@ -99,9 +99,9 @@ def test_change_of_an_owner_is_another_version(clickhouse: Client, tmp_path: Pat
 @pytest.mark.parametrize(
     ("first", "then", "owners"),
     [
-        # Owned by 1 from the start: not known by being his until the change before is told too.
+        # Owned by 1 from the start, which is not known until the change before is reported too.
         ("2022 1", ["2020 1", "2021 2"], {2020: 1, 2021: 2, 2022: 1}),
-        # His again: what was said before the change came says nothing of after it.
+        # Owned by 1 again: a report from before the change proves nothing about after it.
         ("2019 1", ["2021 1", "2020 2"], {2019: 1, 2020: 2, 2021: 1}),
         ("2019 1", [" 1", "2020 2"], {2019: 1, 2020: 2, 2999: 1}),
     ],
@@ -207,9 +207,9 @@ def test_replayed_objects_are_somebodys_and_the_reader_may_see_the_first(
     file.write_text("seconds,device,page\n0,1,1\n1,1,21\n2,2,22\n3,2,\n4,1,1\n5,3,2\n")
     user = User.objects.create_user("admin")
 
-    said = [run("own_visited_objects", str(file), "--reader", "admin") for _ in range(2)]
+    printed = [run("own_visited_objects", str(file), "--reader", "admin") for _ in range(2)]
 
-    assert said == [
+    assert printed == [
         "3 objects given owners, 0 had theirs\n",
         "0 objects given owners, 3 had theirs\n",
     ]
@@ -332,10 +332,10 @@ def test_backfill_takes_what_ended_in_a_half_open_period_in_chunks(
     ends: list[Any] = sorted(Session.objects.values_list("ended_at", flat=True))
     first, last = ends[0], ends[-1]
 
-    told = run("backfill_session_facts", "--from", iso_utc(first), "--to", iso_utc(last))
+    printed = run("backfill_session_facts", "--from", iso_utc(first), "--to", iso_utc(last))
 
     before_the_last = sum(end != last for end in ends)
-    assert told == f"{before_the_last} sessions added\n"
+    assert printed == f"{before_the_last} sessions added\n"
     assert 0 < before_the_last < 2500
     assert read_sessions(clickhouse)[0] == before_the_last
     run("backfill_session_facts", "--from", iso_utc(last), "--to", "2999-01-01")

@@ -1,4 +1,4 @@
-"""ClickHouse's migrations: forward, numbered, recorded, harmless twice and side by side."""
+"""ClickHouse's migrations: forward, numbered, recorded, idempotent, also side by side."""
 
 import re
 import shutil
@@ -15,9 +15,7 @@ from clickhouse_connect.driver.client import Client
 from django.core.management import CommandError, call_command
 
 from devstats.clickhouse import DATABASE, connect_reader, connect_writer
-from devstats.dimension import find_versions, store_objects
-from devstats.facts import PropertyObject
-from devstats.migrating import (
+from devstats.clickhouse_migrations import (
     _RECORDS,
     FOLDER,
     MigrationsDiffer,
@@ -26,7 +24,10 @@ from devstats.migrating import (
     render,
 )
 from devstats.options import DevStatsOptions
-from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS, FactWriter
+from devstats.ownership import PropertyObject
+from devstats.property_objects import find_versions, store_objects
+from devstats.tables import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
+from devstats.writer import FactWriter
 from embedded.server import Server
 from embedded.stack import private_server
 from pinactivity.core.ids import new_id
@@ -119,7 +120,7 @@ def test_tables_replace_by_their_keys_and_remember_inserts(
 
 def test_four_at_once_come_to_the_same_tables(client: Client) -> None:
     barrier = threading.Barrier(4)
-    faults: list[Exception] = []
+    raised: list[Exception] = []
 
     def work() -> None:
         mine = connect_writer(database=None)
@@ -127,7 +128,7 @@ def test_four_at_once_come_to_the_same_tables(client: Client) -> None:
         try:
             list(migrate(mine, cluster=""))
         except Exception as exc:
-            faults.append(exc)
+            raised.append(exc)
         mine.close()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -135,7 +136,7 @@ def test_four_at_once_come_to_the_same_tables(client: Client) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert faults == []
+    assert raised == []
     assert tables(client) == TABLES
 
 

@@ -1,4 +1,4 @@
-"""The page of dev-stats: who sees whose figures, and that they are the API's."""
+"""The page of dev-stats: who sees whose statistics, and that they are the API's."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -19,43 +19,14 @@ from devstats.models import DeveloperAccess
 from devstats.writer import FactWriter
 from pinactivity.core.error_info import constraint
 from pinactivity.core.ids import new_id
-from tests.integration.devstats.test_api import (
-    NOON,
-    OTHER,
-    OWNER,
-    SESSIONS,
-    read,
-    session_fact,
-    store,
-    view_fact,
-)
-from tests.tokens import SECRET, bearer, development_token
+from tests.dev_stats_api import SESSIONS, read
+from tests.facts import NOON, OTHER, OWNER, session_fact, store, view_fact
+from tests.page_readers import LOGIN, LOGOUT, PAGE, PASSWORD, make_reader, reader
+from tests.tokens import bearer, development_token
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("development_secret")]
 
-PAGE, LOGIN, LOGOUT = "/dev-stats/", "/dev-stats/login/", "/dev-stats/logout/"
 MARCH = {"From": "2026-03-01", "Through": "2026-03-31"}
-PASSWORD = "right horse, wrong stable"
-
-
-@pytest.fixture(autouse=True)
-def _development_secret(settings: Any) -> None:
-    settings.JWT_DEVELOPMENT_SECRET = SECRET
-
-
-def make_reader(*developers: UUID, name: str = "builder") -> User:
-    """A user who is no staff and may read these developers."""
-    user = User.objects.create_user(name, password=PASSWORD)
-    for developer in developers:
-        DeveloperAccess.objects.create(user=user, developer_id=developer)
-    return user
-
-
-def reader(*developers: UUID, name: str = "builder") -> Client:
-    """His browser, logged in."""
-    client = Client()
-    client.force_login(make_reader(*developers, name=name))
-    return client
 
 
 def show(client: Client, status: int = 200, /, **query: Any) -> Any:
@@ -103,7 +74,7 @@ def store_of(writer: FactWriter, developer: UUID, *seconds: int, **fields: Any) 
 # -- who gets in ---------------------------------------------------------------------------
 
 
-def test_anonymous_is_sent_to_the_login_and_back_to_what_he_asked_for(
+def test_anonymous_is_sent_to_the_login_and_back_to_what_they_asked_for(
     clickhouse: ClickHouse,
 ) -> None:
     make_reader(OWNER)
@@ -135,7 +106,7 @@ def test_login_leads_to_no_other_site(place: str) -> None:
     assert target(sent) == PAGE
 
 
-def test_wrong_password_says_so_and_lets_nobody_in() -> None:
+def test_wrong_password_is_named_and_lets_nobody_in() -> None:
     make_reader(OWNER)
     client = Client()
     response = client.post(LOGIN, {"username": "builder", "password": "guess"})
@@ -181,10 +152,10 @@ def test_page_only_reads() -> None:
     assert reader(OWNER).post(PAGE, MARCH).status_code == 405
 
 
-# -- whose figures -------------------------------------------------------------------------
+# -- whose statistics ----------------------------------------------------------------------
 
 
-def test_each_of_two_developers_sees_his_own(writer: FactWriter) -> None:
+def test_each_of_two_developers_sees_their_own(writer: FactWriter) -> None:
     store_of(writer, OWNER, 60, 120, 180)
     store_of(writer, OTHER, 3_600)
     store_of(writer, UNKNOWN_DEVELOPER, 7_200)
@@ -194,7 +165,7 @@ def test_each_of_two_developers_sees_his_own(writer: FactWriter) -> None:
 
 
 @pytest.mark.parametrize("is_superuser", [False, True])
-def test_user_without_access_sees_a_word_and_no_data(
+def test_user_without_access_sees_a_message_and_no_data(
     writer: FactWriter, is_superuser: bool
 ) -> None:
     store_of(writer, OWNER, 60)
@@ -216,7 +187,7 @@ def test_anothers_id_gets_403_and_no_data(name: str, named: list[str], writer: F
     assert "These are not the statistics" in text_of(response)
 
 
-def test_user_of_several_developers_chooses_among_his_own(writer: FactWriter) -> None:
+def test_user_of_several_developers_chooses_among_their_own(writer: FactWriter) -> None:
     store_of(writer, OWNER, 60)
     store_of(writer, OTHER, 120, 120)
     third = UUID(int=0xD3)
@@ -241,10 +212,10 @@ def test_access_taken_away_is_gone_at_once(clickhouse: ClickHouse) -> None:
     show(client, 403)
 
 
-# -- figures -------------------------------------------------------------------------------
+# -- statistics ----------------------------------------------------------------------------
 
 
-def test_figures_are_the_apis(writer: FactWriter) -> None:
+def test_statistics_are_the_apis(writer: FactWriter) -> None:
     user = new_id()
     known = session_fact(4_000, NOON, user_id=user)
     again = session_fact(260, NOON + timedelta(days=2), user_id=user)
@@ -285,7 +256,7 @@ def test_figures_are_the_apis(writer: FactWriter) -> None:
     assert f"{fresh[:10]} {fresh[11:19]} UTC" in text_of(response)
 
 
-def test_every_day_of_the_period_is_told_without_sessions_too(writer: FactWriter) -> None:
+def test_every_day_of_the_period_is_listed_without_sessions_too(writer: FactWriter) -> None:
     store_of(writer, OWNER, 60, 180, 180, start=NOON)
     store_of(writer, OWNER, 30, start=NOON + timedelta(days=3))
     response = show(reader(OWNER), From="2026-02-28", Through="2026-03-05")
@@ -337,7 +308,7 @@ def test_without_a_period_it_is_the_last_thirty_days(writer: FactWriter) -> None
     assert counted == ["0", "1", "2"]
 
 
-def test_nothing_is_told_as_nothing(clickhouse: ClickHouse) -> None:
+def test_nothing_is_shown_as_nothing(clickhouse: ClickHouse) -> None:
     response = show(reader(OWNER))
     assert cards(response) == {
         "Sessions": "0",
@@ -370,7 +341,7 @@ def test_year_and_a_day_is_drawn_whole(writer: FactWriter) -> None:
     assert len(rows(response, 'id="sessions-by-day"')) == 366
 
 
-# -- faults --------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -388,7 +359,7 @@ def test_year_and_a_day_is_drawn_whole(writer: FactWriter) -> None:
         ({"From": "2026-03-01' OR 1=1 --", "Through": "2026-03-31"}, "From", "Enter a date"),
     ],
 )
-def test_faulty_period_is_400_with_a_word_beside_the_field(
+def test_invalid_period_is_400_with_a_reason_beside_the_field(
     query: dict[str, str], field: str, message: str
 ) -> None:
     response = show(reader(OWNER), 400, **query)
@@ -432,7 +403,7 @@ def test_pages_load_nothing_foreign_run_nothing_and_are_kept_by_nobody(
         assert not re.search(r"<script|<style|style=|\son\w+=|https?://|\"//", text)
 
 
-# -- who says who may ----------------------------------------------------------------------
+# -- who gives access -------------------------------------------------------------------
 
 
 def admin_page(name: str, *arguments: object) -> str:

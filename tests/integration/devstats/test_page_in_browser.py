@@ -15,8 +15,8 @@ from devstats.writer import FactWriter
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import say_duration
 from tests.browser import Browser, opened_browser
-from tests.integration.devstats.test_api import session_fact, store, view_fact
-from tests.integration.devstats.test_page import PAGE, PASSWORD, make_reader
+from tests.facts import session_fact, store, view_fact
+from tests.page_readers import PAGE, PASSWORD, make_reader
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -67,7 +67,7 @@ def month(clickhouse: ClickHouse) -> list[SessionFact | ViewFact]:
     return facts
 
 
-def test_developer_logs_in_and_sees_his_month_on_phone_and_desktop(
+def test_developer_logs_in_and_sees_their_month_on_phone_and_desktop(
     browser: Browser,
     live_server: Any,
     month: list[SessionFact | ViewFact],
@@ -98,10 +98,10 @@ def test_developer_logs_in_and_sees_his_month_on_phone_and_desktop(
             "P95 of duration",
         ]
         average = sum(session.duration_seconds for session in sessions) / len(sessions)
-        told = browser.texts(".cards dd")
+        values = browser.texts(".cards dd")
         viewers = {session.user_id or session.anonymous_id for session in sessions}
-        assert told[:2] == [str(len(sessions)), str(len(viewers))]
-        assert told[2] == say_duration(average)
+        assert values[:2] == [str(len(sessions)), str(len(viewers))]
+        assert values[2] == say_duration(average)
 
         for chart in ("sessions-by-day", "duration-by-day"):
             bars = visible_boxes(browser, f"#{chart} svg path.bar")

@@ -1,15 +1,12 @@
-"""The ledger: what ended against outbox, Kafka and ClickHouse; each loss told, and repaired."""
+"""Reconciliation: what ended against outbox, Kafka and ClickHouse; each loss is reported."""
 
 import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from typing import Any
-from uuid import UUID
 
 import pytest
 from clickhouse_connect.driver.client import Client
@@ -19,212 +16,64 @@ from django.db import connection, transaction
 from django.test.utils import override_settings
 from kafka.admin import KafkaAdminClient
 
-from devstats import ledger, tasks
-from devstats.consumers import SessionFactsHandler, ViewFactsHandler
-from devstats.facts import PropertyObject
-from devstats.ledger import Count, Ledger, Lost, Stream, all_streams, draw_up, hour_of
+from devstats import tasks
+from devstats.ownership import PropertyObject
+from devstats.reconciliation.report import Count, Lost, hour_of
 from devstats.selectors import summarise_objects, summarise_sessions
-from devstats.writer import PROPERTY_OBJECTS, FactWriter
+from devstats.tables import PROPERTY_OBJECTS
+from devstats.writer import FactWriter
 from outbox.models import OutboxMessage
 from outbox.retention import purge_published
 from outbox.services import redrive
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
 from pinactivity.http.periods import Period
-from pinactivity.kafka.batch import BatchLimits
-from pinactivity.kafka.entry import Entry
-from pinactivity.kafka.envelope import read_envelope
-from pinactivity.kafka.history import opened_reader, partitions_of, read
-from pinactivity.kafka.loop import Consumer
-from pinactivity.kafka.options import ConsumerOptions
-from pinactivity.kafka.spec import registered_consumers
-from pinactivity.kafka.topics import PROPERTY_OBJECT_VIEW_ENDED, SESSION_ENDED, dead_letter_topic
+from pinactivity.kafka.history import opened_reader, partitions_of
 from pinactivity.telemetry.metrics import DEV_STATS_RECONCILE_LAST_SUCCESS, DEV_STATS_RECONCILE_LOST
 from sessions.lifecycle import CloseReason
 from sessions.models import Session
 from sessions.transitions import close_sessions
-from tests.consuming import FIVE_MINUTES, Broker, RealBroker, drive
-from tests.dev_stats import SESSIONS, VIEWS, clear_tables, count_rows, rows_of, stop_merges
+from tests.dev_stats import clear_tables, count_rows, rows_of, stop_merges
 from tests.factories import make_session, make_view
-from tests.kafka import publish_outbox, skip_to_end
+from tests.kafka import publish_outbox
+from tests.reconciliation import HOUR, Stores, lose, run_command, stored
 from views.closing import close_views
 from views.models import PropertyObjectView
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.kafka]
 
-HOUR = timedelta(hours=1)
 MICROSECOND = timedelta(microseconds=1)
 NOWHERE = "127.0.0.1:1"
-
-
-class Books:
-    """Sessions with one view each, and their events, on topics and with groups of their own."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.hour = hour_of(datetime.now(UTC)) - 2 * HOUR
-        self.streams: tuple[Stream, ...] = ()
-        self.make_topics_anew()
-
-    @property
-    def sessions(self) -> str:
-        return self.streams[0].topic
-
-    @property
-    def views(self) -> str:
-        return self.streams[1].topic
-
-    def make_topics_anew(self) -> None:
-        """Empty topics, as an embedded broker has after a restart; the outbox stays as it is."""
-        unique = new_id().hex
-        before = self.streams or all_streams()
-        self.streams = tuple(
-            replace(stream, topic=f"pin.test.{name}-{unique}", group=f"{name}-{unique}")
-            for name, stream in zip((SESSIONS, VIEWS), before, strict=True)
-        )
-        for old, new in zip(before, self.streams, strict=True):
-            self._broker.create(new.topic)
-            self._broker.create(dead_letter_topic(new.topic, new.group))
-            OutboxMessage.objects.filter(topic=old.topic).update(topic=new.topic)
-
-    def close(self, *ends: datetime, **fields: Any) -> list[Session]:
-        """Close a session with a view at each time, silent for 12 minutes as the closer has it."""
-        sessions = []
-        for end in ends:
-            session = make_session(last_activity_at=end - timedelta(minutes=12), **fields)
-            make_view(session=session, filter_snapshot={"Rooms": 2})
-            with transaction.atomic():
-                close_sessions([session.id], reason=CloseReason.INACTIVITY, now=end)
-            sessions.append(session)
-        for stream, topic in zip(
-            self.streams, (SESSION_ENDED, PROPERTY_OBJECT_VIEW_ENDED), strict=True
-        ):
-            OutboxMessage.objects.filter(topic=topic).update(topic=stream.topic)
-        return sessions
-
-    def store(self, *ends: datetime, **fields: Any) -> list[Session]:
-        """Close, publish and consume."""
-        sessions = self.close(*ends, **fields)
-        publish_outbox()
-        self.consume()
-        return sessions
-
-    def consume(self) -> None:
-        """Store what the topics hold, and set the groups to their ends, without joining them."""
-        for stream, make in zip(self.streams, (SessionFactsHandler, ViewFactsHandler), strict=True):
-            handler: Any = make()
-            with opened_reader(settings.KAFKA_BOOTSTRAP_SERVERS) as reader:
-                records = list(read(reader, stream.topic) or ())
-            for record in records:
-                read_envelope(record)
-            handler.flush(
-                [Entry(record, handler.decode(record)) for record in records], lambda: None
-            )
-            handler.close()
-            skip_to_end((stream.topic,), stream.group)
-
-    def run_consumer(self, place: int, *, messages: int) -> None:
-        """Let the service's own loop consume so many messages of a stream."""
-        stream = self.streams[place]
-        consumer = Consumer(
-            replace(
-                registered_consumers()[(SESSIONS, VIEWS)[place]],
-                topics=(stream.topic,),
-                group=stream.group,
-                limits=lambda: BatchLimits(rows=1000, age=timedelta(0)),
-            ),
-            open_source=lambda: self._broker.join(stream.topic, stream.group, FIVE_MINUTES),
-            publisher=self._broker.publisher(),
-            options=ConsumerOptions(),
-        )
-        drive(
-            consumer,
-            lambda: sum(self._broker.committed(stream.topic, stream.group).values()) == messages,
-        )
-        consumer.close()
-
-    def publish_again(self, topic: str, count: int) -> None:
-        """Publish as a relay that died before it marked what Kafka had acknowledged."""
-        ids = OutboxMessage.objects.filter(topic=topic).order_by("id").values("id")[:count]
-        OutboxMessage.objects.filter(id__in=list(ids.values_list("id", flat=True))).update(
-            published_at=None
-        )
-        publish_outbox()
-
-    def draw_up(self, *, since: datetime | None = None, until: datetime | None = None) -> Ledger:
-        writer = FactWriter()
-        try:
-            return draw_up(
-                writer,
-                since=since or self.hour,
-                until=until or self.hour + HOUR,
-                streams=self.streams,
-            )
-        finally:
-            writer.close()
-
-
-@pytest.fixture
-def books(clickhouse: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Books]:
-    broker = RealBroker()
-    made = Books(broker)
-    for module in (ledger, tasks):
-        monkeypatch.setattr(module, "all_streams", lambda: made.streams)
-    yield made
-    broker.close()
-
-
-def reconcile(books: Books, *options: str) -> tuple[int, str]:
-    """Run the command over the hour; return its exit code and what it prints."""
-    output = StringIO()
-    bounds = ["--from", iso_utc(books.hour), "--to", iso_utc(books.hour + HOUR)]
-    try:
-        call_command("reconcile", *bounds, *options, stdout=output)
-    except CommandError as exc:
-        return exc.returncode, f"{output.getvalue()}{exc}"
-    return 0, output.getvalue()
-
-
-def lose(clickhouse: Client, table: str, column: str, row_id: UUID) -> None:
-    clickhouse.command(
-        f"DELETE FROM {table} WHERE {column} = {{id:UUID}}", parameters={"id": row_id}
-    )
-
-
-def stored(number: int, **differences: Any) -> Count:
-    """Of an hour in which so many ended and arrived."""
-    whole = Count(closed=number, outbox=number, kafka=number, facts=number)
-    return replace(whole, **differences)
 
 
 # -- nothing is lost -----------------------------------------------------------------------
 
 
-def test_everything_that_ended_has_arrived(books: Books) -> None:
-    books.close(*(books.hour + timedelta(minutes=20 * number) for number in range(3)))
+def test_everything_that_ended_has_arrived(stores: Stores) -> None:
+    stores.close(*(stores.hour + timedelta(minutes=20 * number) for number in range(3)))
     publish_outbox()
-    books.run_consumer(0, messages=3)
-    books.run_consumer(1, messages=3)
+    stores.run_consumer(0, messages=3)
+    stores.run_consumer(1, messages=3)
 
-    code, printed = reconcile(books)
+    code, printed = run_command(stores)
 
     assert code == 0
     assert printed.endswith("lost 0, duplicated 0, late 0, not comparable 0\n")
-    assert books.draw_up().counts == {
-        (books.sessions, books.hour): stored(3),
-        (books.views, books.hour): stored(3),
+    assert stores.reconcile().counts == {
+        (stores.sessions, stores.hour): stored(3),
+        (stores.views, stores.hour): stored(3),
     }
 
 
-def test_hour_is_that_of_the_end_to_the_microsecond(books: Books) -> None:
-    following = books.hour + HOUR
-    books.store(books.hour - MICROSECOND, books.hour, following - MICROSECOND, following)
+def test_hour_is_that_of_the_end_to_the_microsecond(stores: Stores) -> None:
+    following = stores.hour + HOUR
+    stores.store(stores.hour - MICROSECOND, stores.hour, following - MICROSECOND, following)
 
-    assert {hour: count for (topic, hour), count in books.draw_up().counts.items()} == {
-        books.hour: stored(2)
+    assert {hour: count for (topic, hour), count in stores.reconcile().counts.items()} == {
+        stores.hour: stored(2)
     }
-    wider = books.draw_up(since=books.hour - HOUR, until=following + HOUR)
-    for topic in (books.sessions, books.views):
+    wider = stores.reconcile(since=stores.hour - HOUR, until=following + HOUR)
+    for topic in (stores.sessions, stores.views):
         assert [count for (name, _), count in sorted(wider.counts.items()) if name == topic] == [
             stored(1),
             stored(2),
@@ -232,8 +81,8 @@ def test_hour_is_that_of_the_end_to_the_microsecond(books: Books) -> None:
         ]
 
 
-def test_view_that_ended_before_its_session_is_of_its_own_hour(books: Books) -> None:
-    since, until = books.hour, books.hour + HOUR
+def test_view_that_ended_before_its_session_is_of_its_own_hour(stores: Stores) -> None:
+    since, until = stores.hour, stores.hour + HOUR
     long_ago, later, still_active = (
         make_session(last_activity_at=since - HOUR / 2, created_at=since - HOUR) for _ in range(3)
     )
@@ -250,84 +99,84 @@ def test_view_that_ended_before_its_session_is_of_its_own_hour(books: Books) -> 
     with transaction.atomic():
         close_sessions([long_ago.id], reason=CloseReason.INACTIVITY, now=since - MICROSECOND)
         close_sessions([later.id], reason=CloseReason.INACTIVITY, now=until + HOUR)
-    books.close()  # nothing more
+    stores.close()  # nothing more
 
-    assert books.draw_up().counts == {
-        (books.views, books.hour): Count(closed=3, outbox=3, late=3),
+    assert stores.reconcile().counts == {
+        (stores.views, stores.hour): Count(closed=3, outbox=3, late=3),
     }
 
 
-def test_hour_in_which_nothing_ended_is_empty(books: Books) -> None:
-    code, printed = reconcile(books)
+def test_hour_in_which_nothing_ended_is_empty(stores: Stores) -> None:
+    code, printed = run_command(stores)
     assert code == 0
     assert printed == "lost 0, duplicated 0, late 0, not comparable 0\n"
 
 
 def test_replayed_topic_and_backfilled_facts_change_nothing(
-    books: Books, clickhouse: Client
+    stores: Stores, clickhouse: Client
 ) -> None:
     stop_merges(clickhouse)
-    books.store(books.hour, books.hour)
-    before = books.draw_up().counts
-    books.consume()
-    period = [iso_utc(books.hour), iso_utc(books.hour + HOUR)]
+    stores.store(stores.hour, stores.hour)
+    before = stores.reconcile().counts
+    stores.consume()
+    period = [iso_utc(stores.hour), iso_utc(stores.hour + HOUR)]
     call_command("backfill_session_facts", "--from", period[0], "--to", period[1])
     assert count_rows(clickhouse) == 6
-    assert books.draw_up().counts == before
-    assert before[books.sessions, books.hour] == stored(2)
+    assert stores.reconcile().counts == before
+    assert before[stores.sessions, stores.hour] == stored(2)
 
 
-def test_message_that_was_published_twice_is_duplicated(books: Books) -> None:
-    books.store(books.hour, books.hour)
-    books.publish_again(books.sessions, 1)
+def test_message_that_was_published_twice_is_duplicated(stores: Stores) -> None:
+    stores.store(stores.hour, stores.hour)
+    stores.publish_again(stores.sessions, 1)
 
-    counts = books.draw_up().counts
+    counts = stores.reconcile().counts
 
-    assert counts[books.sessions, books.hour] == stored(2, kafka=3, duplicated=1)
-    assert counts[books.views, books.hour] == stored(2)
-    assert reconcile(books)[0] == 0
+    assert counts[stores.sessions, stores.hour] == stored(2, kafka=3, duplicated=1)
+    assert counts[stores.views, stores.hour] == stored(2)
+    assert run_command(stores)[0] == 0
 
 
 # -- late ----------------------------------------------------------------------------------
 
 
-def test_pending_message_is_late_and_so_is_one_that_nobody_has_read(books: Books) -> None:
-    books.store(books.hour)
-    books.close(books.hour)
-    assert books.draw_up().counts[books.sessions, books.hour] == Count(
+def test_pending_message_is_late_and_so_is_one_that_nobody_has_read(stores: Stores) -> None:
+    stores.store(stores.hour)
+    stores.close(stores.hour)
+    assert stores.reconcile().counts[stores.sessions, stores.hour] == Count(
         closed=2, outbox=2, kafka=1, facts=1, late=1
     )
 
     publish_outbox()
 
     late = Count(closed=2, outbox=2, kafka=2, facts=1, late=1)
-    assert books.draw_up().counts == {
-        (books.sessions, books.hour): late,
-        (books.views, books.hour): late,
+    assert stores.reconcile().counts == {
+        (stores.sessions, stores.hour): late,
+        (stores.views, stores.hour): late,
     }
-    code, printed = reconcile(books, "--repair")
+    code, printed = run_command(stores, "--repair")
     assert (code, "late 2," in printed, "0 facts added" in printed) == (0, True, True)
 
 
 # -- lost ----------------------------------------------------------------------------------
 
 
-def test_lost_fact_is_told_in_its_topic_and_hour_and_repaired(
-    books: Books, clickhouse: Client
+def test_lost_fact_is_reported_in_its_topic_and_hour_and_repaired(
+    stores: Stores, clickhouse: Client
 ) -> None:
     developer, user = new_id(), new_id()
-    made = books.close(books.hour, books.hour + timedelta(minutes=1), user_id=user)
+    made = stores.close(stores.hour, stores.hour + timedelta(minutes=1), user_id=user)
     views = list(PropertyObjectView.objects.filter(session__in=[each.id for each in made]))
     writer = FactWriter()
     owned = [
-        PropertyObject(view.property_object_id, developer, None, books.hour - HOUR)
+        PropertyObject(view.property_object_id, developer, None, stores.hour - HOUR)
         for view in views
     ]
     writer.append(PROPERTY_OBJECTS, {str(each.property_object_id): each for each in owned})
     writer.close()
     publish_outbox()
-    books.consume()
-    period = Period(books.hour - HOUR, books.hour + HOUR)
+    stores.consume()
+    period = Period(stores.hour - HOUR, stores.hour + HOUR)
 
     def answers() -> Any:
         sessions, objects = (
@@ -339,20 +188,20 @@ def test_lost_fact_is_told_in_its_topic_and_hour_and_repaired(
     before = answers()
     assert before[0].total.sessions == 2
     facts = {
-        row["PropertyObjectViewId"]: row for row in rows_of(clickhouse, books.streams[1].table.name)
+        row["PropertyObjectViewId"]: row for row in rows_of(clickhouse, stores.topics[1].table.name)
     }
     lose(clickhouse, "session_facts", "SessionId", made[1].id)
 
-    assert books.draw_up().counts == {
-        (books.sessions, books.hour): stored(2, facts=1, lost={Lost.NOT_STORED: 1}),
-        (books.views, books.hour): stored(2),
+    assert stores.reconcile().counts == {
+        (stores.sessions, stores.hour): stored(2, facts=1, lost={Lost.NOT_STORED: 1}),
+        (stores.views, stores.hour): stored(2),
     }
-    code, printed = reconcile(books)
+    code, printed = run_command(stores)
     assert code == 1
     assert "lost 1, duplicated 0" in printed
 
     lose(clickhouse, "property_object_view_facts", "PropertyObjectViewId", views[0].id)
-    assert json.loads(reconcile(books, "--json")[1].splitlines()[0])["Total"] == {
+    assert json.loads(run_command(stores, "--json")[1].splitlines()[0])["Total"] == {
         "Closed": 4,
         "Outbox": 4,
         "Offsets": 4,
@@ -365,7 +214,7 @@ def test_lost_fact_is_told_in_its_topic_and_hour_and_repaired(
     }
     assert answers() != before
 
-    code, printed = reconcile(books, "--repair")
+    code, printed = run_command(stores, "--repair")
     assert (code, "2 facts added" in printed) == (0, True)
     assert "lost 0, duplicated 0, late 0, not comparable 0" in printed
     assert answers() == before
@@ -378,153 +227,153 @@ def test_lost_fact_is_told_in_its_topic_and_hour_and_repaired(
     assert {name: again[name] for name in again.keys() - unlike} == {
         name: value for name, value in facts[views[0].id].items() if name not in unlike
     }
-    assert reconcile(books, "--repair")[1].endswith("0 facts added from PostgreSQL\n")
+    assert run_command(stores, "--repair")[1].endswith("0 facts added from PostgreSQL\n")
 
 
-def test_parked_message_is_lost_until_it_is_sent_again(books: Books) -> None:
-    books.close(books.hour)
-    OutboxMessage.objects.filter(topic=books.sessions).update(
+def test_parked_message_is_lost_until_it_is_sent_again(stores: Stores) -> None:
+    stores.close(stores.hour)
+    OutboxMessage.objects.filter(topic=stores.sessions).update(
         parked_at=datetime.now(UTC), last_error="MessageSizeTooLargeError"
     )
 
-    code, printed = reconcile(books)
+    code, printed = run_command(stores)
 
     assert code == 1
     assert "lost: 1 parked" in printed
     assert "lost 1, duplicated 0, late 1" in printed  # the view is pending
     with transaction.atomic():
-        redrive(OutboxMessage.objects.filter(topic=books.sessions))
+        redrive(OutboxMessage.objects.filter(topic=stores.sessions))
     publish_outbox()
-    books.consume()
-    assert reconcile(books)[0] == 0
+    stores.consume()
+    assert run_command(stores)[0] == 0
 
 
-def test_dead_letter_is_lost_and_its_row_repairs_it(books: Books) -> None:
-    broken, _ = books.close(books.hour, books.hour)
-    messages = OutboxMessage.objects.filter(topic=books.sessions)
+def test_dead_letter_is_lost_and_its_row_repairs_it(stores: Stores) -> None:
+    broken, _ = stores.close(stores.hour, stores.hour)
+    messages = OutboxMessage.objects.filter(topic=stores.sessions)
     messages.filter(key=str(broken.id)).update(payload='{"SessionId": "broken"}')
     publish_outbox()
-    books.run_consumer(0, messages=2)
+    stores.run_consumer(0, messages=2)
 
-    code, printed = reconcile(books)
+    code, printed = run_command(stores)
 
     assert code == 1
     assert "lost: 1 dead-lettered" in printed
-    assert books.draw_up().counts[books.sessions, books.hour] == stored(
+    assert stores.reconcile().counts[stores.sessions, stores.hour] == stored(
         2, facts=1, lost={Lost.DEAD_LETTERED: 1}
     )
-    assert reconcile(books, "--repair")[0] == 0
+    assert run_command(stores, "--repair")[0] == 0
 
 
-def test_row_without_message_and_message_without_offset_are_told_apart(books: Books) -> None:
-    books.close(books.hour, books.hour)
-    first, second = OutboxMessage.objects.filter(topic=books.sessions).order_by("id")
+def test_row_without_message_and_message_without_offset_are_told_apart(stores: Stores) -> None:
+    stores.close(stores.hour, stores.hour)
+    first, second = OutboxMessage.objects.filter(topic=stores.sessions).order_by("id")
     first.delete()
     OutboxMessage.objects.exclude(id=second.id).delete()
     OutboxMessage.objects.update(published_at=datetime.now(UTC) - timedelta(minutes=1))
 
-    lost = books.draw_up().counts[books.sessions, books.hour].lost
+    lost = stores.reconcile().counts[stores.sessions, stores.hour].lost
 
     assert lost == {Lost.NEVER_ENQUEUED: 1, Lost.NOT_IN_KAFKA: 1}
 
 
-def test_loss_without_a_row_is_told_as_beyond_repair(books: Books, clickhouse: Client) -> None:
+def test_loss_without_a_row_is_beyond_repair(stores: Stores, clickhouse: Client) -> None:
     now = hour_of(datetime.now(UTC))
-    books.store(books.hour)
+    stores.store(stores.hour)
     clear_tables(clickhouse)
     PropertyObjectView.objects.all().delete()
     Session.objects.all().delete()
 
     # By the event's CreatedAt, which the database has set now.
-    (messages,) = {key.created_at for key in OutboxMessage.objects.filter(topic=books.sessions)}
-    counts = books.draw_up(since=now - HOUR, until=now + 2 * HOUR).counts
-    assert counts[books.sessions, hour_of(messages)] == Count(
+    (messages,) = {key.created_at for key in OutboxMessage.objects.filter(topic=stores.sessions)}
+    counts = stores.reconcile(since=now - HOUR, until=now + 2 * HOUR).counts
+    assert counts[stores.sessions, hour_of(messages)] == Count(
         outbox=1,
         kafka=1,
         lost=Counter({Lost.NOT_STORED: 1}),
         unrepairable=1,
     )
-    books.hour = hour_of(messages)
-    code, printed = reconcile(books, "--repair")
+    stores.hour = hour_of(messages)
+    code, printed = run_command(stores, "--repair")
     assert (code, "2 of them have no row" in printed) == (1, True)
 
 
 # -- horizons ------------------------------------------------------------------------------
 
 
-def test_purged_outbox_is_not_comparable(books: Books) -> None:
-    books.hour -= timedelta(days=10)
-    books.store(books.hour)
+def test_purged_outbox_is_not_comparable(stores: Stores) -> None:
+    stores.hour -= timedelta(days=10)
+    stores.store(stores.hour)
     OutboxMessage.objects.update(
-        created_at=books.hour, published_at=books.hour + timedelta(seconds=1)
+        created_at=stores.hour, published_at=stores.hour + timedelta(seconds=1)
     )
     assert purge_published(settings.OUTBOX) == 2
 
-    assert books.draw_up().counts[books.sessions, books.hour] == stored(
+    assert stores.reconcile().counts[stores.sessions, stores.hour] == stored(
         1, outbox=0, not_comparable=1
     )
-    assert reconcile(books)[0] == 0
+    assert run_command(stores)[0] == 0
 
 
-def test_topic_that_was_made_anew_is_not_comparable(books: Books) -> None:
-    books.store(books.hour)
-    books.make_topics_anew()
-    assert books.draw_up().counts[books.sessions, books.hour] == stored(
+def test_topic_that_was_made_anew_is_not_comparable(stores: Stores) -> None:
+    stores.store(stores.hour)
+    stores.make_topics_anew()
+    assert stores.reconcile().counts[stores.sessions, stores.hour] == stored(
         1, kafka=0, not_comparable=1
     )
-    books.store(books.hour)
-    assert books.draw_up().counts[books.sessions, books.hour] == stored(
+    stores.store(stores.hour)
+    assert stores.reconcile().counts[stores.sessions, stores.hour] == stored(
         2, kafka=1, not_comparable=1
     )
-    assert reconcile(books)[0] == 0
+    assert run_command(stores)[0] == 0
 
 
 @pytest.mark.skipif(
     os.environ.get("KAFKA") != "apache", reason="the embedded broker deletes no records"
 )
-def test_shortened_topic_is_not_comparable(books: Books) -> None:
-    books.store(*[books.hour] * 20)
+def test_shortened_topic_is_not_comparable(stores: Stores) -> None:
+    stores.store(*[stores.hour] * 20)
     with opened_reader(settings.KAFKA_BOOTSTRAP_SERVERS) as reader:
-        ends = reader.end_offsets(partitions_of(reader, books.sessions))
+        ends = reader.end_offsets(partitions_of(reader, stores.sessions))
     admin = KafkaAdminClient(bootstrap_servers=settings.KAFKA_BOOTSTRAP_SERVERS)
     admin.delete_records({part: end for part, end in ends.items() if end})
     admin.close()
-    counts = books.draw_up().counts
-    assert counts[books.sessions, books.hour] == stored(20, kafka=0, not_comparable=20)
-    assert counts[books.views, books.hour] == stored(20)
+    counts = stores.reconcile().counts
+    assert counts[stores.sessions, stores.hour] == stored(20, kafka=0, not_comparable=20)
+    assert counts[stores.views, stores.hour] == stored(20)
 
-    books.store(books.hour)
-    assert books.draw_up().counts[books.sessions, books.hour] == stored(
+    stores.store(stores.hour)
+    assert stores.reconcile().counts[stores.sessions, stores.hour] == stored(
         21, kafka=1, not_comparable=20
     )
-    assert reconcile(books)[0] == 0
+    assert run_command(stores)[0] == 0
 
 
-def test_rows_that_retention_has_deleted_are_not_comparable(books: Books) -> None:
-    books.store(books.hour)
+def test_rows_that_retention_has_deleted_are_not_comparable(stores: Stores) -> None:
+    stores.store(stores.hour)
     PropertyObjectView.objects.all().delete()
     Session.objects.all().delete()
-    (created_at,) = {each.created_at for each in OutboxMessage.objects.filter(topic=books.views)}
+    (created_at,) = {each.created_at for each in OutboxMessage.objects.filter(topic=stores.views)}
 
     def counts() -> dict[Any, Count]:
         now = hour_of(datetime.now(UTC))
-        return books.draw_up(since=books.hour - HOUR, until=now + HOUR).counts
+        return stores.reconcile(since=stores.hour - HOUR, until=now + HOUR).counts
 
     by_event = Count(outbox=1, kafka=1, facts=1, not_comparable=1)
     assert counts() == {
-        (books.sessions, hour_of(created_at)): by_event,
-        (books.views, hour_of(created_at)): by_event,
+        (stores.sessions, hour_of(created_at)): by_event,
+        (stores.views, hour_of(created_at)): by_event,
     }
 
     # Nothing but the facts is left: by their last activity, 12 minutes before the end.
     OutboxMessage.objects.all().delete()
-    books.make_topics_anew()
+    stores.make_topics_anew()
     alone = Count(facts=1, not_comparable=1)
     assert counts() == {
-        (books.sessions, books.hour - HOUR): alone,
-        (books.views, books.hour - HOUR): alone,
+        (stores.sessions, stores.hour - HOUR): alone,
+        (stores.views, stores.hour - HOUR): alone,
     }
-    assert reconcile(books)[0] == 0
+    assert run_command(stores)[0] == 0
 
 
 # -- the command ---------------------------------------------------------------------------
@@ -537,29 +386,29 @@ def test_rows_that_retention_has_deleted_are_not_comparable(books: Books) -> Non
         ({"KAFKA_BOOTSTRAP_SERVERS": [NOWHERE]}, "Kafka does not answer"),
     ],
 )
-def test_store_that_is_away_is_told_and_is_no_loss(
-    books: Books, setting: dict[str, Any], message: str
+def test_store_that_is_away_is_reported_and_is_no_loss(
+    stores: Stores, setting: dict[str, Any], message: str
 ) -> None:
-    books.close(books.hour)
+    stores.close(stores.hour)
     with override_settings(**setting):
-        code, printed = reconcile(books)
+        code, printed = run_command(stores)
     assert code == 2
     assert message in printed
     assert "hunter2" not in printed
 
 
-def test_postgresql_that_is_away_is_told(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absence_of_postgresql_is_reported(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     connection.close()
     monkeypatch.setitem(connection.settings_dict, "PORT", "1")
     try:
-        code, printed = reconcile(books)
+        code, printed = run_command(stores)
     finally:
         connection.close()
     assert (code, "PostgreSQL is away" in printed) == (2, True)
 
 
-def test_full_disk_is_told_and_is_no_loss(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    books.close(books.hour)
+def test_full_disk_is_reported_as_no_loss(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores.close(stores.hour)
     publish_outbox()
     connect = sqlite3.connect
 
@@ -569,7 +418,7 @@ def test_full_disk_is_told_and_is_no_loss(books: Books, monkeypatch: pytest.Monk
         return file
 
     monkeypatch.setattr(sqlite3, "connect", connect_to_full_disk)
-    code, printed = reconcile(books)
+    code, printed = run_command(stores)
     assert (code, "cannot be written" in printed) == (2, True)
     DEV_STATS_RECONCILE_LAST_SUCCESS.set(0)
     tasks.reconcile()
@@ -587,15 +436,15 @@ def test_period_that_is_none_is_refused(bounds: list[str]) -> None:
 # -- the hourly task -----------------------------------------------------------------------
 
 
-def test_hourly_ledger_tells_the_metrics_what_is_lost(
-    books: Books, clickhouse: Client, settings: Any
+def test_hourly_task_sets_the_metrics_of_what_is_lost(
+    stores: Stores, clickhouse: Client, settings: Any
 ) -> None:
-    (session,) = books.store(books.hour)
+    (session,) = stores.store(stores.hour)
     lose(clickhouse, "session_facts", "SessionId", session.id)
 
     def lost() -> list[float]:
         return [
-            DEV_STATS_RECONCILE_LOST.labels(stream.topic)._value.get() for stream in books.streams
+            DEV_STATS_RECONCILE_LOST.labels(topic.topic)._value.get() for topic in stores.topics
         ]
 
     before = datetime.now(UTC).timestamp()

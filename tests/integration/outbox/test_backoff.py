@@ -12,6 +12,7 @@ from django.db import transaction
 from outbox.models import OutboxMessage
 from outbox.services import enqueue, redrive
 from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 from pinactivity.kafka.producer import DeliveryFault, Message
 from pinactivity.kafka.topics import SESSION_ENDED
 from pinactivity.postgres.clock import statement_time
@@ -49,7 +50,7 @@ def test_topic_that_cannot_be_sent_to_blocks_no_other(publisher: Any) -> None:
         session_id=new_id(),
         anonymous_id=new_id(),
         user_id=new_id(),
-        linked_at=statement_time(),
+        linked_at=iso_utc(statement_time()),
         version=2,
     )
     ended_later = session_ended(session_id=linked.session_id, version=3)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from django.db import transaction
 from django.test import Client
@@ -37,12 +38,12 @@ def test_rolled_back_change_leaves_no_event() -> None:
 
 
 def test_text_of_any_kind_survives_the_way_into_the_table() -> None:
-    class Odd(SessionEnded):
+    class Odd(SessionEnded, frozen=True, kw_only=True):
         def payload(self) -> dict[str, Any]:
             return {"Text": 'tab\t newline\n return\r backslash\\ "quotes" \\N Ж 🏠', "None": None}
 
     event = session_ended()
-    odd = Odd(**{name: getattr(event, name) for name in event.__slots__})
+    odd = Odd(**msgspec.structs.asdict(event))
     enqueue_committed(odd)
     assert json.loads(OutboxMessage.objects.get().payload) == odd.payload()
 

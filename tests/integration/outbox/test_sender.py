@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from django.db import Error, connection
 from kafka.partitioner import murmur2
@@ -96,12 +97,12 @@ def test_relay_drains_many_batches_in_order_within_a_key(
 def test_message_too_large_is_parked_and_the_rest_flows_c42(
     publisher: Any, read_topic: Callable[[str], list[Any]]
 ) -> None:
-    class Large(SessionEnded):
+    class Large(SessionEnded, frozen=True, kw_only=True):
         def payload(self) -> dict[str, Any]:
             return {"Text": "x" * 2_000_000}
 
     event = session_ended()
-    large = Large(**{name: getattr(event, name) for name in event.__slots__})
+    large = Large(**msgspec.structs.asdict(event))
     enqueue_committed(large, session_ended(), session_ended())
 
     result = make_relay(publisher).run()

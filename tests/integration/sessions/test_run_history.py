@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from django.template.loader import render_to_string
 from django.test import Client
 from django.urls import reverse
 
@@ -16,7 +17,7 @@ from pinactivity.postgres.clock import statement_time
 from sessions.closer import ActivityCloser
 from sessions.models import ActivityCloserRun
 from sessions.options import ActivityCloserOptions
-from sessions.run_chart import draw_history
+from sessions.run_chart import chart_runs
 from sessions.selectors import HISTORY_STEP, RunsOfStep, closer_history
 from tests.factories import make_session, silent_session
 from tests.plans import index_scans
@@ -45,7 +46,7 @@ def svg_of(page: str) -> ET.Element:
     (text,) = re.findall("<figure>.*?(<svg.*?</svg>)", page, re.DOTALL)
     root = ET.fromstring(text.replace("<svg", f'<svg xmlns="{SVG[1:-1]}"', 1))
     names = {element.tag.removeprefix(SVG) for element in root.iter()}
-    assert names == {"svg", "title", "desc", "path", "text"}
+    assert names == {"svg", "title", "desc", "path", "text", "g"}
     assert not any("href" in name for element in root.iter() for name in element.attrib)
     return root
 
@@ -56,11 +57,14 @@ def texts(root: ET.Element) -> list[str]:
 
 def bars(root: ET.Element) -> list[list[tuple[float, float, float]]]:
     """Return the bars of each panel: (left edge, width, height)."""
-    paths = [path.attrib["d"] for path in root.iter(f"{SVG}path") if "stroke" not in path.attrib]
     bar = re.compile(r"M([\d.]+) [\d.]+v-([\d.]+)h([\d.]+)V")
+    panels = [
+        [bar.match(path.attrib["d"]) for path in panel.iter(f"{SVG}path")]
+        for panel in root.iter(f"{SVG}g")
+    ]
     return [
-        [(float(x), float(width), float(height)) for x, height, width in bar.findall(path)]
-        for path in paths[1:]
+        [(float(found[1]), float(found[3]), float(found[2])) for found in panel if found]
+        for panel in panels
     ]
 
 
@@ -134,6 +138,10 @@ def test_no_run_is_said_in_words() -> None:
     assert "<figure" not in page.content.decode()
 
 
+def drawn(steps: list[RunsOfStep]) -> str:
+    return render_to_string("activity_sessions/run_chart.html", {"chart": chart_runs(steps)})
+
+
 def history(**values: tuple[int, ...]) -> list[RunsOfStep]:
     """Steps of a run each, with the given totals."""
     length = len(next(iter(values.values())))
@@ -148,7 +156,7 @@ def history(**values: tuple[int, ...]) -> list[RunsOfStep]:
 
 
 def test_bars_are_to_scale_side_by_side_and_the_least_can_be_seen() -> None:
-    root = svg_of(draw_history(history(closed_sessions=(1000, 500, 0, 1))))
+    root = svg_of(drawn(history(closed_sessions=(1000, 500, 0, 1))))
     sessions, views, *_ = bars(root)
     (x1, width, full), (x2, _, half), (x4, _, least) = sessions
     assert half == full / 2
@@ -161,7 +169,7 @@ def test_bars_are_to_scale_side_by_side_and_the_least_can_be_seen() -> None:
 def test_steps_without_a_run_are_grey_but_for_the_one_under_way() -> None:
     steps = history(closed_sessions=(1, 1, 1, 1))
     steps[1], steps[3] = RunsOfStep(steps[1].begins_at), RunsOfStep(steps[3].begins_at)
-    page = draw_history(steps)
+    page = drawn(steps)
     root = svg_of(page)
     grey = root.find(f"{SVG}path")
     assert grey is not None

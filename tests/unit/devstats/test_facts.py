@@ -10,24 +10,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from devstats import contracts
 from devstats.facts import (
     TENANT,
     UNKNOWN_DEVELOPER,
-    PropertyObject,
     SessionFact,
     ViewFact,
-    decode_any_session,
-    decode_any_view,
-    decode_plain_session,
-    decode_plain_view,
-    decode_property_object,
     decode_session,
     decode_view,
-    owned_by,
+    make_session_fact,
+    make_view_fact,
 )
-from devstats.writer import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
+from devstats.ownership import PropertyObject, decode_property_object, with_owner
+from devstats.tables import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
+from pinactivity.kafka.contracts import Contract, EventDecoder
 from pinactivity.kafka.record import Poison, Record
 from pinactivity.kafka.testing import record
 from tests.dev_stats import CREATED_AT, changed_object, ended_session, ended_view
@@ -272,7 +270,7 @@ def test_view_belongs_to_whoever_owned_its_object_then() -> None:
     )
 
     def owner(*versions: PropertyObject) -> tuple[UUID, UUID | None]:
-        owned = owned_by(seen, versions)
+        owned = with_owner(seen, versions)
         return owned.developer_id, owned.brand_id
 
     assert owner() == (UNKNOWN_DEVELOPER, None)
@@ -301,12 +299,40 @@ def test_rows_are_in_the_order_of_their_tables_columns() -> None:
         assert [snake(name) for name in table.columns] == list(row._fields)
 
 
+def test_types_of_columns_follow_from_the_rows_fields() -> None:
+    assert VIEW_FACTS.columns == {
+        "FactId": "String",
+        "PropertyObjectViewId": "UUID",
+        "PropertyObjectId": "UUID",
+        "SessionId": "UUID",
+        "AnonymousId": "UUID",
+        "UserId": "Nullable(UUID)",
+        "ViewSource": "LowCardinality(String)",
+        "EventTime": "DateTime64(6, 'UTC')",
+        "LastActivityAt": "DateTime64(6, 'UTC')",
+        "DurationSeconds": "UInt32",
+        "FilterSnapshot": "String",
+        "TenantId": "String",
+        "BrandId": "Nullable(UUID)",
+        "DeveloperId": "UUID",
+        "ViewerKind": "Enum8('Guest' = 1, 'Investor' = 2, 'Agent' = 3)",
+    }
+
+
+def test_field_of_a_type_that_no_contract_has_is_refused() -> None:
+    class Unbounded(Contract):
+        name: str
+
+    with pytest.raises(TypeError, match=r"Unbounded\.name"):
+        EventDecoder(Unbounded)
+
+
 def test_snapshot_with_ten_thousand_characters_stays_whole() -> None:
     snapshot = {"Text": "é" * 10_000}
     assert json.loads(view(FilterSnapshot=snapshot).filter_snapshot) == snapshot
 
 
-# -- the fast reading says nothing that the strict one does not say -------------------------
+# -- the fast decoder returns what the full one returns, or nothing ------------------------
 
 ID = "01a229dd-8191-73f3-8d96-7e4192cca6ff"
 IDS: list[Any] = [
@@ -422,8 +448,26 @@ def payloads(draw: st.DrawFn, whole: dict[str, Any]) -> bytes:
     return document
 
 
+def decode_session_fully(record: Record) -> SessionFact:
+    return make_session_fact(str(record.message_id), contracts.SESSION_ENDED.decode_fully(record))
+
+
+def decode_session_fast(record: Record) -> SessionFact | None:
+    event = contracts.SESSION_ENDED.decode_fast(record.value)
+    return None if event is None else make_session_fact(str(record.message_id), event)
+
+
+def decode_view_fully(record: Record) -> ViewFact:
+    return make_view_fact(str(record.message_id), contracts.VIEW_ENDED.decode_fully(record))
+
+
+def decode_view_fast(record: Record) -> ViewFact | None:
+    event = contracts.VIEW_ENDED.decode_fast(record.value)
+    return None if event is None else make_view_fact(str(record.message_id), event)
+
+
 def verdict(decode: Callable[[Record], Any], value: bytes) -> Any:
-    """What a reading makes of a value: a row, or the reason against it."""
+    """What a decoder makes of a value: a row, or the reason against it."""
     try:
         return decode(record(TOPIC, value, message_id=UUID(ID), created_at=CREATED_AT))
     except Poison as exc:
@@ -433,49 +477,49 @@ def verdict(decode: Callable[[Record], Any], value: bytes) -> Any:
 @settings(deadline=None, max_examples=1000)
 @given(payloads(ended_session(UserId=ID)))
 @example(b'{"SessionId":1,"SessionId":"%b"}' % ID.encode())
-def test_session_that_is_read_plainly_is_the_strict_ones(value: bytes) -> None:
-    strict = verdict(decode_any_session, value)
-    assert verdict(decode_session, value) == strict
-    assert verdict(decode_plain_session, value) in (None, strict)
+def test_session_that_is_decoded_fast_is_the_full_decoders(value: bytes) -> None:
+    full = verdict(decode_session_fully, value)
+    assert verdict(decode_session, value) == full
+    assert verdict(decode_session_fast, value) in (None, full)
 
 
 @settings(deadline=None, max_examples=1000)
 @given(payloads(ended_view(UserId=ID, FilterSnapshot={"Rooms": [1, 2], "a": "b"})))
-def test_view_that_is_read_plainly_is_the_strict_ones(value: bytes) -> None:
-    strict = verdict(decode_any_view, value)
-    assert verdict(decode_view, value) == strict
-    assert verdict(decode_plain_view, value) in (None, strict)
+def test_view_that_is_decoded_fast_is_the_full_decoders(value: bytes) -> None:
+    full = verdict(decode_view_fully, value)
+    assert verdict(decode_view, value) == full
+    assert verdict(decode_view_fast, value) in (None, full)
 
 
 @pytest.mark.parametrize("user", [None, ID])
 @pytest.mark.parametrize("snapshot", [None, {"Rooms": [1, 2], "Город": {"a": "é"}}])
-def test_what_we_write_ourselves_is_read_plainly(user: Any, snapshot: Any) -> None:
+def test_what_we_write_ourselves_is_decoded_fast(user: Any, snapshot: Any) -> None:
     both = ended_session(UserId=user), ended_view(UserId=user, FilterSnapshot=snapshot)
     for ascii_only in (False, True) if snapshot is None else (False,):
         sessions, views = (json.dumps(each, ensure_ascii=ascii_only).encode() for each in both)
-        assert decode_plain_session(record(TOPIC, sessions)) is not None
-        assert decode_plain_view(record(TOPIC, views)) is not None
+        assert decode_session_fast(record(TOPIC, sessions)) is not None
+        assert decode_view_fast(record(TOPIC, views)) is not None
 
 
 @pytest.mark.parametrize("name", ["SessionId", "UserId", "CreatedAt", "DurationSeconds"])
 @pytest.mark.parametrize("second", ["null", f'"{ID}"', "300", '"2026-03-01T12:00:00.123456Z"'])
-def test_field_that_comes_twice_is_never_read_plainly(name: str, second: str) -> None:
+def test_field_that_comes_twice_is_never_decoded_fast(name: str, second: str) -> None:
     for user in (None, ID):
         whole = json.dumps(ended_session(UserId=user))
         for value in (f'{whole[:-1]},"{name}":{second}}}', f'{{"{name}":{second},{whole[1:]}'):
-            assert decode_plain_session(record(TOPIC, value.encode())) is None
+            assert decode_session_fast(record(TOPIC, value.encode())) is None
             assert verdict(decode_session, value.encode()) == "value-not-json"
 
 
 @pytest.mark.parametrize(
-    ("whole", "decode", "strict"),
+    ("whole", "decode", "decode_fully"),
     [
-        (ended_session(UserId=ID), decode_session, decode_any_session),
-        (ended_view(UserId=ID, FilterSnapshot={"a": 1}), decode_view, decode_any_view),
+        (ended_session(UserId=ID), decode_session, decode_session_fully),
+        (ended_view(UserId=ID, FilterSnapshot={"a": 1}), decode_view, decode_view_fully),
     ],
 )
-def test_any_single_oddity_is_judged_as_strictly(
-    whole: dict[str, Any], decode: Callable[[Record], Any], strict: Callable[[Record], Any]
+def test_any_single_oddity_is_judged_as_by_the_full_decoder(
+    whole: dict[str, Any], decode: Callable[[Record], Any], decode_fully: Callable[[Record], Any]
 ) -> None:
     for name in whole:
         values = [json.dumps(value).encode() for value in KINDS[name]]
@@ -486,4 +530,4 @@ def test_any_single_oddity_is_judged_as_strictly(
         rest = json.dumps({**whole, name: "@"}, ensure_ascii=False).encode()
         for value in (*values, *RAW, b"", b'"x","X":1', b'"x","%b":null' % name.encode()):
             document = rest.replace(b'"@"', value)
-            assert verdict(decode, document) == verdict(strict, document), document
+            assert verdict(decode, document) == verdict(decode_fully, document), document

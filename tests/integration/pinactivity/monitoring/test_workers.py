@@ -8,6 +8,7 @@ from django.db import connection, transaction
 
 from outbox.services import enqueue
 from pinactivity.core.ids import new_id
+from pinactivity.core.times import iso_utc
 from pinactivity.monitoring.workers import BeatProgress, WorkerProgress, report_beat, report_worker
 from pinactivity.postgres.clock import statement_time
 from sessions.events import SessionLinked
@@ -74,7 +75,7 @@ def test_relay_that_leaves_an_event_is_stuck(clock: Clock) -> None:
         session_id=new_id(),
         anonymous_id=new_id(),
         user_id=new_id(),
-        linked_at=statement_time(),
+        linked_at=iso_utc(statement_time()),
         version=2,
     )
     with transaction.atomic():

@@ -1,8 +1,8 @@
-"""The ledger over a day's worth of events: how long, how much memory, how much disk.
+"""Reconciliation of a day's worth of events: how long, how much memory, how much disk.
 
-`make bench NAME=ledger` closes a million sessions over six hours, publishes their events through
-the relay, stores their facts, and draws up the ledger of that time with `manage.py reconcile` in a
-process of its own. It must say that nothing is lost. The servers must be empty ones.
+`make bench NAME=reconciliation` closes a million sessions over six hours, publishes their events
+through the relay, stores their facts, and runs `manage.py reconcile` over that time in a process
+of its own. It must report that nothing is lost. The servers must be empty ones.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from pinactivity.kafka.topics import SESSION_ENDED
 
 _HOURS = 6
 
-# The ledger reads of a message its key and its CreatedAt.
+# A reconciliation reads only the key and the CreatedAt of a message.
 _CLOSE = """
     WITH new AS (
         INSERT INTO sessions (
@@ -80,7 +80,7 @@ def _fill(sessions: int, since: datetime) -> None:
     say("published")
 
 
-def _reconcile(bounds: list[str]) -> dict[str, Any]:
+def _run_command(bounds: list[str]) -> dict[str, Any]:
     """Run the command; return what it prints, and what it took."""
     with TemporaryDirectory() as folder:
         command = [sys.executable, "manage.py", "reconcile", *bounds, "--json"]
@@ -143,10 +143,10 @@ def main() -> None:
         began = time.monotonic()
         call_command("backfill_session_facts", *bounds)
         say(f"backfilled in {time.monotonic() - began:.0f} s")
-        result = _reconcile(bounds)
-    conclude({"name": "ledger", "sessions": options.sessions, **result})
+        result = _run_command(bounds)
+    conclude({"name": "reconciliation", "sessions": options.sessions, **result})
     if result["Lost"] or result["Facts"] != options.sessions:
-        raise BenchFailed("The ledger does not add up.")
+        raise BenchFailed("The reconciliation is not whole.")
 
 
 if __name__ == "__main__":

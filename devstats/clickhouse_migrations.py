@@ -1,8 +1,8 @@
 """ClickHouse's tables, migrated forward by numbered files (`schema/0001_*.sql`).
 
 A file is a template of statements, for one node and for a replicated cluster. Each statement is
-harmless twice and beside itself (IF NOT EXISTS), so nothing has to be locked: two processes, or
-one that died between two statements, come to the same tables.
+idempotent and safe in parallel (IF NOT EXISTS), so nothing has to be locked. Two processes, or one
+that died between two statements, arrive at the same tables.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The ledger's file: where it is, and what is left of it."""
+"""The file of the Kafka index: where it is, and what is left of it."""
 
 import signal
 import subprocess
@@ -12,16 +12,16 @@ import os, time, uuid
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "pinactivity.settings")
 import django
 django.setup()
-from devstats.ledger import _Offsets
-offsets = _Offsets(None)
+from devstats.reconciliation.kafka_index import KafkaIndex
+index = KafkaIndex(None)
 for _ in range(50_000):
-    offsets.add(str(uuid.uuid4()), None, copies=1, unread=0, dead=0)
+    index.add(str(uuid.uuid4()), None, copies=1, unread=0, dead=0)
 print("filled", flush=True)
 time.sleep(60)
 """
 
 
-def test_file_of_the_offsets_is_in_tmpdir_has_no_name_and_goes_with_a_killed_process(
+def test_file_of_the_index_is_in_tmpdir_has_no_name_and_goes_with_a_killed_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Whose statistics a request asks for, if it says so."""
+"""Whose statistics a request asks for, if it names anybody."""
 
 from uuid import UUID
 
@@ -7,10 +7,10 @@ from django.http import QueryDict
 from pinactivity.core.ids import parse_id
 
 
-def named_developers(query: QueryDict) -> set[UUID]:
+def requested_developers(query: QueryDict) -> set[UUID]:
     """Read the developers that a query names, in any spelling of `DeveloperId`.
 
-    Whoever asks may see one of them at most: what is named is compared with what he may see, so
+    Whoever asks may see one of them at most: what is named is compared with what they may see, so
     that nobody takes one developer's answer for another's.
 
     Raises:
