@@ -9,16 +9,13 @@ from uuid import UUID
 
 import pytest
 from clickhouse_connect.driver.client import Client
-from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 
-from devstats.models import DeveloperAccess
 from devstats.ownership import owner_at
 from devstats.property_objects import find_versions
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.demo.replay import developer_id, property_object_id
 from sessions.closer import ActivityCloser
 from sessions.models import Session
 from sessions.options import ActivityCloserOptions
@@ -194,45 +191,6 @@ def test_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "objects.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CommandError, match="is not CSV"):
         run("load_property_objects", str(tmp_path / "objects.csv"))
-
-
-# -- own_visited_objects -------------------------------------------------------------------
-
-
-@pytest.mark.django_db
-def test_replayed_objects_are_somebodys_and_the_reader_may_see_the_first(
-    clickhouse: Client, tmp_path: Path
-) -> None:
-    file = tmp_path / "visits.csv"
-    file.write_text("seconds,device,page\n0,1,1\n1,1,21\n2,2,22\n3,2,\n4,1,1\n5,3,2\n")
-    user = User.objects.create_user("admin")
-
-    printed = [run("own_visited_objects", str(file), "--reader", "admin") for _ in range(2)]
-
-    assert printed == [
-        "3 objects given owners, 0 had theirs\n",
-        "0 objects given owners, 3 had theirs\n",
-    ]
-    stored = rows_of(clickhouse, "property_objects")
-    assert {row["PropertyObjectId"]: row["DeveloperId"] for row in stored} == {
-        property_object_id(1): developer_id(1),
-        property_object_id(22): developer_id(1),
-        property_object_id(2): developer_id(2),
-    }
-    (access,) = DeveloperAccess.objects.all()
-    assert (access.user, access.developer_id) == (user, developer_id(1))
-
-
-@pytest.mark.django_db
-def test_owners_of_replayed_objects_need_visits_and_a_reader_that_exists(
-    clickhouse: Client, tmp_path: Path
-) -> None:
-    with pytest.raises(CommandError, match="cannot be read"):
-        run("own_visited_objects", str(tmp_path / "none.csv"))
-    file = tmp_path / "visits.csv"
-    file.write_text("seconds,device,page\n0,1,1\n")
-    with pytest.raises(CommandError, match="no user of this name"):
-        run("own_visited_objects", str(file), "--reader", "nobody")
 
 
 # -- enrich_view_facts ---------------------------------------------------------------------
