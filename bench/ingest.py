@@ -28,7 +28,7 @@ from pinactivity.core.times import iso_utc
 from pinactivity.kafka.batch import BatchLimits
 from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions
-from pinactivity.kafka.producer import DeliveryFault, Message
+from pinactivity.kafka.producer import DeliveryError, Message
 from pinactivity.kafka.source import KafkaSource
 from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.testing import record
@@ -69,7 +69,7 @@ class WholeTopic(KafkaSource):
 class NoDeadLetters:
     """A publisher that is never asked: the messages are sound."""
 
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         raise BenchFailed("There is a dead-letter record.")
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ def _connect(
     timeout: timedelta | None = None,
 ) -> Client:
     seconds = (timeout or settings.DEV_STATS.storage_timeout).total_seconds()
-    with translated_faults():
+    with translated_errors():
         return clickhouse_connect.get_client(
             dsn=settings.CLICKHOUSE_URL,
             database=database,
@@ -112,7 +112,7 @@ def _connect(
 
 
 @contextmanager
-def translated_faults() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """Sort ClickHouse's faults.
 
     Raises:

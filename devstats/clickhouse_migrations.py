@@ -14,7 +14,7 @@ from string import Template
 
 from clickhouse_connect.driver.client import Client
 
-from devstats.clickhouse import DATABASE, translated_faults
+from devstats.clickhouse import DATABASE, translated_errors
 
 FOLDER = Path(__file__).with_name("schema")
 
@@ -130,7 +130,7 @@ def migrate(client: Client, *, cluster: str, folder: Path = FOLDER) -> Iterator[
             continue
         for statement in migration.statements(cluster):
             _run(client, statement)
-        with translated_faults():
+        with translated_errors():
             client.insert(
                 f"{DATABASE}.schema_migrations",
                 [[migration.number, migration.name, migration.digest]],
@@ -141,7 +141,7 @@ def migrate(client: Client, *, cluster: str, folder: Path = FOLDER) -> Iterator[
 
 
 def _applied(client: Client) -> dict[int, str]:
-    with translated_faults():
+    with translated_errors():
         rows = client.query(
             "SELECT Number, argMax(Digest, AppliedAt)"
             f" FROM {DATABASE}.schema_migrations GROUP BY Number ORDER BY Number"
@@ -150,5 +150,5 @@ def _applied(client: Client) -> dict[int, str]:
 
 
 def _run(client: Client, statement: str) -> None:
-    with translated_faults():
+    with translated_errors():
         client.command(statement)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from devstats.clickhouse import MOST_IDS, translated_faults
+from devstats.clickhouse import MOST_IDS, translated_errors
 from devstats.facts import UNKNOWN_DEVELOPER, ViewFact
 from devstats.ownership import with_owner
 from devstats.property_objects import find_versions
@@ -94,7 +94,7 @@ class Enrichment:
     def _unowned(self, month: int) -> Iterator[list[UUID]]:
         """Yield ids of views in the order of the key, so that those of neighbours are together."""
         with (
-            translated_faults(),
+            translated_errors(),
             self._writer.client.query_row_block_stream(
                 f"{_UNOWNED} ORDER BY PropertyObjectViewId",
                 parameters={"unknown": UNKNOWN_DEVELOPER, "month": month},
@@ -109,7 +109,7 @@ class Enrichment:
     def _query(
         self, statement: str, settings: dict[str, int] | None = None, **parameters: object
     ) -> Sequence[Sequence[Any]]:
-        with translated_faults():
+        with translated_errors():
             return self._writer.client.query(
                 statement,
                 parameters={"unknown": UNKNOWN_DEVELOPER, **parameters},

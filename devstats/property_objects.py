@@ -8,7 +8,7 @@ from uuid import UUID
 
 from clickhouse_connect.driver.client import Client
 
-from devstats.clickhouse import MOST_IDS, translated_faults
+from devstats.clickhouse import MOST_IDS, translated_errors
 from devstats.ownership import PropertyObject, owner_at
 from devstats.tables import PROPERTY_OBJECTS
 from devstats.writer import FactWriter
@@ -34,7 +34,7 @@ def find_versions(client: Client, object_ids: Iterable[UUID]) -> Versions:
     versions: Versions = defaultdict(list)
     wanted = list(set(object_ids))
     for start in range(0, len(wanted), MOST_IDS):
-        with translated_faults():
+        with translated_errors():
             rows = client.query(
                 _VERSIONS, parameters={"ids": wanted[start : start + MOST_IDS]}
             ).result_rows

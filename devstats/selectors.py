@@ -15,7 +15,7 @@ from uuid import UUID
 from clickhouse_connect.driver.client import Client
 from django.conf import settings
 
-from devstats.clickhouse import RowRefused, StorageUnavailable, connect_reader, translated_faults
+from devstats.clickhouse import RowRefused, StorageUnavailable, connect_reader, translated_errors
 from devstats.facts import TENANT, UNKNOWN_DEVELOPER
 from pinactivity.http.periods import Period
 
@@ -232,7 +232,7 @@ def _query(
         return []  # whatever came of a caller's check: unknown owners are nobody's
     bounds = {"since": period.since or _FIRST, "until": period.until or _LAST}
     try:
-        with translated_faults():
+        with translated_errors():
             rows = (
                 reader(settings.CLICKHOUSE_URL)
                 .query(

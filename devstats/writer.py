@@ -11,7 +11,7 @@ from typing import Any
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.transform import NativeTransform
 
-from devstats.clickhouse import connect_writer, translated_faults
+from devstats.clickhouse import connect_writer, translated_errors
 from devstats.tables import Table
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import EPOCH
@@ -75,7 +75,7 @@ class FactWriter:
             for index in table.time_columns:
                 # As ClickHouse keeps them; the driver would take five times as long.
                 columns[index] = [(moment - EPOCH) // _TICK for moment in columns[index]]
-            with translated_faults():
+            with translated_errors():
                 insert = self._make_insert(table, columns, self._token(table, part))
                 if while_waiting is None:
                     insert()
@@ -93,7 +93,7 @@ class FactWriter:
             StorageUnavailable: it does not answer.
         """
         if moment > self._known_time:
-            with translated_faults():
+            with translated_errors():
                 self._known_time = self.client.query("SELECT now64(6, 'UTC')").result_rows[0][0]
         return moment <= self._known_time
 

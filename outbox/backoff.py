@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from outbox.models import OutboxMessage, OutboxMessageQuerySet
 from outbox.pending_messages import PendingMessage
-from pinactivity.kafka.producer import DeliveryFault, ProbingPublisher
+from pinactivity.kafka.producer import DeliveryError, ProbingPublisher
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ class Failure(NamedTuple):
     """A message that Kafka did not acknowledge, and why."""
 
     pending: PendingMessage
-    fault: DeliveryFault
+    error: DeliveryError
 
 
 class Retry(NamedTuple):
@@ -53,11 +53,11 @@ def retry_delay(failures: int) -> timedelta:
 
 
 def is_own_failure(failure: Failure, delivered_topics: Collection[str]) -> bool:
-    """Decide whether the message is at fault, and not its topic or the broker.
+    """Decide whether the error is the message's own, not its topic's or the broker's.
 
     The broker refused it, and acknowledged others of its topic.
     """
-    return failure.fault.was_refused and failure.pending.topic in delivered_topics
+    return failure.error.was_refused and failure.pending.topic in delivered_topics
 
 
 def first_of_each_topic(failures: Sequence[Failure]) -> Iterator[Failure]:
@@ -106,7 +106,7 @@ def exclude_blocked(
 
 def park(failure: Failure) -> None:
     """Set a message aside that can never be sent, until a person redrives it."""
-    pending, code = failure.pending, failure.fault.code
+    pending, code = failure.pending, failure.error.code
     OutboxMessage.objects.filter(id=pending.id).update(
         parked_at=Now(),
         next_attempt_at=None,
@@ -132,7 +132,7 @@ class Backoff:
     def back_off(self, failures: Sequence[Failure], delivered_topics: Collection[str]) -> None:
         """Set the retry times of failed messages.
 
-        A message that is at fault itself backs off alone, and that counts as an attempt. For
+        A message that fails by itself backs off alone, and that counts as an attempt. For
         everything else the first message of the topic backs off, and blocks the topic.
 
         Args:
@@ -170,7 +170,7 @@ class Backoff:
         row.update(
             attempts=attempts + 1,
             next_attempt_at=Now() + retry_delay(attempts),
-            last_error=failure.fault.code,
+            last_error=failure.error.code,
         )
 
     def _back_off_topic(self, failure: Failure) -> None:
@@ -178,6 +178,6 @@ class Backoff:
         OutboxMessage.objects.filter(id=failure.pending.id).update(
             attempts=0,
             next_attempt_at=Now() + retry_delay(self._failures_in_a_row[topic]),
-            last_error=failure.fault.code,
+            last_error=failure.error.code,
         )
         self._failures_in_a_row[topic] += 1

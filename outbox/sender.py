@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from outbox.backoff import Failure
 from outbox.batch_reader import RelayBatch
 from outbox.pending_messages import PendingMessage
-from pinactivity.kafka.producer import DeliveryFault, Publisher
+from pinactivity.kafka.producer import DeliveryError, Publisher
 from pinactivity.telemetry import metrics
 
 log = structlog.get_logger(__name__)
@@ -32,24 +32,24 @@ class Acknowledgements:
     """Of these it can."""
 
     def add(
-        self, messages: Sequence[PendingMessage], faults: Sequence[DeliveryFault | None]
+        self, messages: Sequence[PendingMessage], errors: Sequence[DeliveryError | None]
     ) -> None:
         """Add the answer to each message of a request."""
-        if not any(faults):
+        if not any(errors):
             self.published.extend(messages)
             return
-        for message, fault in zip(messages, faults, strict=True):
-            if fault is None:
+        for message, error in zip(messages, errors, strict=True):
+            if error is None:
                 self.published.append(message)
-            elif fault.message_at_fault:
-                self.unsendable.append(Failure(message, fault))
+            elif error.is_permanent:
+                self.unsendable.append(Failure(message, error))
             else:
-                self.failed.append(Failure(message, fault))
+                self.failed.append(Failure(message, error))
 
     @property
     def error(self) -> str | None:
         """The class of the last error that was not a message's own."""
-        return self.failed[-1].fault.code if self.failed else None
+        return self.failed[-1].error.code if self.failed else None
 
     @property
     def delivered_topics(self) -> set[str]:
@@ -171,6 +171,6 @@ def _record(answers: Acknowledgements, seconds: float) -> None:
     published = answers.published
     metrics.OUTBOX_PUBLISHED.inc(len(published))
     metrics.OUTBOX_PUBLISH_LATENCY.observe_all([message.age + seconds for message in published])
-    for code in {failure.fault.code for failure in answers.failed}:
+    for code in {failure.error.code for failure in answers.failed}:
         metrics.OUTBOX_ERRORS.labels(code).inc()
         log.warning("delivery failed", errorClass=code, published=len(published))

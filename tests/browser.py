@@ -126,7 +126,7 @@ class Browser:
         return base64.b64decode(answer["data"])
 
     @property
-    def faults(self) -> list[Any]:
+    def errors(self) -> list[Any]:
         """The console's errors, such as what the page's policy refused or what was not found."""
         entries = [event["entry"] for event in self._events_of("Log.entryAdded")]
         return [

@@ -15,7 +15,7 @@ from pinactivity.kafka.batch import BatchLimits
 from pinactivity.kafka.entry import Entry
 from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions
-from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher, Message, Publisher
+from pinactivity.kafka.producer import DeliveryError, KafkaPublisher, Message, Publisher
 from pinactivity.kafka.record import Poison, Record
 from pinactivity.kafka.source import KafkaSource, Source, to_record
 from pinactivity.kafka.spec import ConsumerSpec, SinkUnavailable, registered_consumers
@@ -288,10 +288,10 @@ class RefusingPublisher:
         self.refuses = True
         self.asked = 0
 
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         self.asked += 1
         if self.refuses:
-            return [DeliveryFault("NotEnoughReplicasError", message_at_fault=False)] * len(messages)
+            return [DeliveryError("NotEnoughReplicasError", is_permanent=False)] * len(messages)
         return self._publisher.publish(messages)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from kafka import TopicPartition
 
 from pinactivity.kafka.batch import BatchLimits
 from pinactivity.kafka.loop import Consumer
-from pinactivity.kafka.producer import DeliveryFault, Message
+from pinactivity.kafka.producer import DeliveryError, Message
 from pinactivity.kafka.record import Partition
 from pinactivity.kafka.source import KafkaSource
 from pinactivity.kafka.spec import registered_consumers
@@ -70,7 +70,7 @@ class AssignedSource(KafkaSource):
 class NoDeadLetters:
     """A publisher that is never asked: the messages are sound."""
 
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         raise AssertionError("there is a dead-letter record")
 
     def close(self) -> None:

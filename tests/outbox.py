@@ -12,7 +12,7 @@ from outbox.relay import OutboxRelay
 from outbox.services import enqueue
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.producer import DeliveryFault, Message, Publisher
+from pinactivity.kafka.producer import DeliveryError, Message, Publisher
 from pinactivity.kafka.topics import SESSION_ENDED
 from pinactivity.postgres.clock import statement_time
 from sessions.events import SessionEnded
@@ -93,11 +93,11 @@ class RefusingPublisher:
     def __init__(self, publisher: Publisher, fails: Callable[[Message], bool]) -> None:
         self._publisher, self._fails = publisher, fails
 
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         failing = [self._fails(message) for message in messages]
         pairs = zip(messages, failing, strict=True)
         answers = iter(self._publisher.publish([each for each, fails in pairs if not fails]))
-        refused = DeliveryFault("CorruptRecordError", message_at_fault=False, was_refused=True)
+        refused = DeliveryError("CorruptRecordError", is_permanent=False, was_refused=True)
         return [refused if fails else next(answers) for fails in failing]
 
     def is_reachable(self) -> bool:
@@ -114,7 +114,7 @@ class PublisherWithHook:
         self._publisher, self._number, self._then = publisher, number, then
         self._begun = 0
 
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         self._begun += 1
         if self._begun == self._number:
             other = connection.copy()

@@ -24,13 +24,13 @@ from django.db import Error, connection
 
 from outbox.relay import OutboxRelay
 from outbox.wakeup import WAKE_UP_INTERVAL
-from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher, Message
+from pinactivity.kafka.producer import DeliveryError, KafkaPublisher, Message
 
 
 class _DyingPublisher(KafkaPublisher):
     """Kills its process when Kafka has acknowledged everything, before the marks are committed."""
 
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         if all(answer is None for answer in super().publish(messages)):
             os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("Kafka has not acknowledged everything.")

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from devstats.clickhouse import MOST_IDS, translated_faults
+from devstats.clickhouse import MOST_IDS, translated_errors
 from devstats.facts import TENANT
 from devstats.reconciliation.kafka_index import KafkaIndex, KeyInKafka, index_topic
 from devstats.reconciliation.report import HOUR, Lost, Report, hour_of
@@ -221,7 +221,7 @@ class _Comparison:
     def _query(self, statement: str, **parameters: object) -> Sequence[Sequence[Any]]:
         topic = self._topic
         text = statement.format(column=topic.id_column, table=topic.table.name)
-        with translated_faults():
+        with translated_errors():
             return self._writer.client.query(text, parameters=parameters).result_rows
 
 

@@ -24,13 +24,13 @@ class BatchLimits:
     """Zero flushes after every poll: for consumers that people wait for."""
 
     def __post_init__(self) -> None:
-        faults: dict[str, str] = {}
+        errors: dict[str, str] = {}
         if not 1 <= self.rows <= 100_000:
-            faults["rows"] = "Must be from 1 to 100000."
+            errors["rows"] = "Must be from 1 to 100000."
         if not timedelta(0) <= self.age <= timedelta(minutes=5):
-            faults["age"] = "Must be from 00:00:00 to 00:05:00."
-        if faults:
-            raise InvalidOptions(faults)
+            errors["age"] = "Must be from 00:00:00 to 00:05:00."
+        if errors:
+            raise InvalidOptions(errors)
 
 
 class Batch(Generic[Item]):

@@ -30,18 +30,18 @@ class ConsumerOptions:
     """How long an acknowledgement of dead-letter records may take: part of the 10 s of a stop."""
 
     def __post_init__(self) -> None:
-        faults: dict[str, str] = {}
+        errors: dict[str, str] = {}
         if not 0 <= self.poison_limit <= 1_000_000:
-            faults["poison_limit"] = "Must be from 0 to 1000000."
+            errors["poison_limit"] = "Must be from 0 to 1000000."
         if not timedelta(milliseconds=10) <= self.first_wait <= timedelta(minutes=1):
-            faults["first_wait"] = "Must be from 10 ms to 00:01:00."
+            errors["first_wait"] = "Must be from 10 ms to 00:01:00."
         if not self.first_wait <= self.longest_wait <= timedelta(minutes=10):
-            faults["longest_wait"] = "Must be from the first wait to 00:10:00."
+            errors["longest_wait"] = "Must be from the first wait to 00:10:00."
         if not 2 * _SECOND <= self.max_poll_interval <= timedelta(hours=1):
-            faults["max_poll_interval"] = "Must be from 00:00:02 to 01:00:00."
+            errors["max_poll_interval"] = "Must be from 00:00:02 to 01:00:00."
         if not 6 * _SECOND <= self.session_timeout <= timedelta(minutes=30):
-            faults["session_timeout"] = "Must be from 00:00:06 to 00:30:00."
+            errors["session_timeout"] = "Must be from 00:00:06 to 00:30:00."
         if not _SECOND <= self.delivery_timeout <= timedelta(minutes=2):
-            faults["delivery_timeout"] = "Must be from 00:00:01 to 00:02:00."
-        if faults:
-            raise InvalidOptions(faults)
+            errors["delivery_timeout"] = "Must be from 00:00:01 to 00:02:00."
+        if errors:
+            raise InvalidOptions(errors)

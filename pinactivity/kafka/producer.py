@@ -28,23 +28,23 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryFault:
+class DeliveryError:
     """Why a message was not acknowledged."""
 
     code: str
     """The class of the error, never its text."""
-    message_at_fault: bool
-    """True: sending it again cannot help. False: the broker's fault, send it again later."""
+    is_permanent: bool
+    """True: sending it again cannot help. False: send it again later."""
     was_refused: bool = False
     """The broker refused this message. False: it did not answer, or got no request."""
 
 
 class Publisher(Protocol):
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         """Send messages in order and wait for the acknowledgement of each.
 
         Returns:
-            One entry a message: None is acknowledged. Never raises for a fault of broker or
+            One entry a message: None is acknowledged. Never raises for an error of broker or
             message.
         """
 
@@ -61,7 +61,7 @@ class ProbingPublisher(Publisher, Protocol):
 
 _PROBE_SECONDS = 1.0
 
-_MESSAGE_FAULTS = (
+_PERMANENT_ERRORS = (
     MessageSizeTooLargeError,
     InvalidRecordError,
     InvalidTimestampError,
@@ -96,7 +96,7 @@ class KafkaPublisher:
         self._producer: KafkaProducer | None = None
         self._partitioner = BatchPartitioner()
 
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         """See `Publisher`. After an error of the broker the next call makes a new producer."""
         deadline = time.monotonic() + self._timeout
         try:
@@ -105,7 +105,7 @@ class KafkaPublisher:
             return [_describe(exc)] * len(messages)
         self._partitioner.expect(message.key for message in messages)
         futures: list[Any] = []
-        unsendable: dict[str, DeliveryFault] = {}
+        unsendable: dict[str, DeliveryError] = {}
         for message in messages:
             if message.topic in unsendable:
                 futures.append(unsendable[message.topic])
@@ -121,7 +121,7 @@ class KafkaPublisher:
                 )
             except (KafkaError, TypeError, ValueError) as exc:
                 futures.append(_describe(exc))
-                if not isinstance(exc, _MESSAGE_FAULTS):
+                if not isinstance(exc, _PERMANENT_ERRORS):
                     # The topic is not there, or the broker: asking for each of its messages
                     # would wait as often. Other topics go on.
                     unsendable[message.topic] = _describe(exc)
@@ -129,9 +129,9 @@ class KafkaPublisher:
         with suppress(KafkaError):
             producer.flush(max(deadline - time.monotonic(), 0.001))
         answers = [
-            future if isinstance(future, DeliveryFault) else _answer(future) for future in futures
+            future if isinstance(future, DeliveryError) else _answer(future) for future in futures
         ]
-        if any(answer and not answer.message_at_fault for answer in answers):
+        if any(answer and not answer.is_permanent for answer in answers):
             self.close()
         return answers
 
@@ -194,16 +194,16 @@ def producer_settings(timeout: float, *, most_bytes: int) -> dict[str, Any]:
     }
 
 
-def _answer(future: Any) -> DeliveryFault | None:
+def _answer(future: Any) -> DeliveryError | None:
     """Return why a message is not acknowledged; no answer by now counts as not delivered."""
     if not future.is_done:
-        return DeliveryFault(KafkaTimeoutError.__name__, message_at_fault=False)
+        return DeliveryError(KafkaTimeoutError.__name__, is_permanent=False)
     return _describe(future.exception) if future.exception else None
 
 
-def _describe(error: Exception) -> DeliveryFault:
-    return DeliveryFault(
+def _describe(error: Exception) -> DeliveryError:
+    return DeliveryError(
         type(error).__name__,
-        message_at_fault=isinstance(error, _MESSAGE_FAULTS),
+        is_permanent=isinstance(error, _PERMANENT_ERRORS),
         was_refused=isinstance(error, BrokerResponseError),
     )

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.producer import DeliveryFault, Message
+from pinactivity.kafka.producer import DeliveryError, Message
 from pinactivity.kafka.record import Partition, Record
 from pinactivity.kafka.source import CommitRefused
 
@@ -123,7 +123,7 @@ class InMemoryBroker:
         """End `refuse`."""
         self._refused.discard(topic)
 
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         """See `Publisher`."""
         return [self.append(each.topic, each.key, each.value, each.headers) for each in messages]
 
@@ -133,11 +133,11 @@ class InMemoryBroker:
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]] = (),
-    ) -> DeliveryFault | None:
+    ) -> DeliveryError | None:
         """Append one message, a tombstone too; the key decides its partition."""
         with self._changed:
             if topic not in self._topics or topic in self._refused:
-                return DeliveryFault("UnknownTopicOrPartitionError", message_at_fault=False)
+                return DeliveryError("UnknownTopicOrPartitionError", is_permanent=False)
             partitions = self._topics[topic]
             number = zlib.crc32(key) if key else sum(map(len, partitions))
             number %= len(partitions)

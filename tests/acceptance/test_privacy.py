@@ -348,7 +348,7 @@ def metric(process: Process, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
-def test_no_address_user_agent_or_anonymous_id_is_told_where_it_does_not_belong(
+def test_no_address_user_agent_or_anonymous_id_appears_where_it_does_not_belong(
     tmp_path: Path, readers: dict[str, TopicReader], refusals: None, clickhouse: Client
 ) -> None:
     postgres_log = os.environ.get("EMBEDDED_POSTGRES_LOG")

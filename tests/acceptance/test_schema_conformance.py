@@ -142,7 +142,7 @@ def known_device(case: Case[Any], view: PropertyObjectView) -> None:
 def test_developer_reads_his_own_whatever_is_asked(
     name: str, claims: dict[str, Any], accepted: set[int], pytestconfig: pytest.Config
 ) -> None:
-    """Days that there are, and any other; his own id, anybody's and none."""
+    """Days that there are, and any other; their own id, anybody's and none."""
     store_visits(DEVELOPER, viewers=3)
     store_visits(UUID(int=0xE), viewers=90)
     headers = bearer(development_token(USER, **claims))

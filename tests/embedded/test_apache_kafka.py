@@ -143,7 +143,7 @@ def java_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
 
 
-def test_missing_java_is_told_without_a_traceback(tmp_path: Path) -> None:
+def test_missing_java_is_reported_without_a_traceback(tmp_path: Path) -> None:
     ended = run_embedded(
         *("run", "--only", "kafka", "--kafka", "apache", "--throwaway", "--", "true"),
         PATH=str(tmp_path),
@@ -156,7 +156,7 @@ def test_missing_java_is_told_without_a_traceback(tmp_path: Path) -> None:
 
 
 @needs_java
-def test_missing_maven_is_told_when_the_jars_are_missing(
+def test_missing_maven_is_reported_when_the_jars_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ApacheKafka, "jars", tmp_path / "jars" / "lib")
@@ -166,7 +166,7 @@ def test_missing_maven_is_told_when_the_jars_are_missing(
 
 
 @needs_java
-def test_jars_that_cannot_be_fetched_are_told_with_the_reason_and_tried_again(
+def test_jars_that_cannot_be_fetched_are_reported_with_the_reason_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ApacheKafka, "jars", tmp_path / "jars" / "lib")

@@ -244,7 +244,7 @@ def test_inserts_arrive_with_every_compression(
     assert writer.command(f"SELECT uniqExact(id) FROM {table}") == 1000
 
 
-def test_a_command_tells_an_empty_result_from_none(client: Client, table: str) -> None:
+def test_a_command_distinguishes_an_empty_result_from_none(client: Client, table: str) -> None:
     assert client.command(f"SELECT label FROM {table}") == ""
     assert client.command(f"EXISTS TABLE {table}") == 1
     assert client.query(f"SELECT * FROM {table} LIMIT 0").column_names == tuple(COLUMNS)

@@ -98,7 +98,7 @@ def test_a_cluster_of_root_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgres", "clickhouse"])
-def test_a_full_disk_is_told_at_the_first_start(name: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_at_the_first_start(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     with small_disk(folder, size="4m"):
         (folder / "filler").write_bytes(bytes(3 << 20))
@@ -109,7 +109,7 @@ def test_a_full_disk_is_told_at_the_first_start(name: str, tmp_path: Path) -> No
     assert "no space left on the disk" in message
 
 
-def test_a_disk_that_fills_up_is_told_at_the_next_start(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_is_reported_at_the_next_start(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     with small_disk(folder, size="200m"):
         with EmbeddedStack(folder, only={"postgres"}, environ={}):

@@ -123,7 +123,7 @@ def test_no_change_of_an_owner_is_taken_for_known(
         assert found.developer_id == UUID(int=owner)
 
 
-def test_of_two_owners_from_the_same_moment_on_the_later_load_tells(
+def test_of_two_owners_from_the_same_moment_on_the_later_load_decides(
     clickhouse: Client, tmp_path: Path
 ) -> None:
     flat = new_id()
@@ -143,7 +143,7 @@ def test_of_two_owners_from_the_same_moment_on_the_later_load_tells(
     assert version.developer_id == owners[0]
 
 
-def test_repeated_line_is_one_and_another_owner_of_its_moment_a_fault(
+def test_repeated_line_is_one_and_another_owner_of_its_moment_an_error(
     clickhouse: Client, tmp_path: Path
 ) -> None:
     flat, developer = new_id(), new_id()
@@ -170,7 +170,7 @@ def test_repeated_line_is_one_and_another_owner_of_its_moment_a_fault(
         ('"', "is not CSV"),
     ],
 )
-def test_nothing_is_loaded_of_a_file_with_a_fault_and_its_line_is_told(
+def test_nothing_is_loaded_of_a_file_with_an_error_and_its_line_is_reported(
     clickhouse: Client, tmp_path: Path, line: str, reason: str
 ) -> None:
     file = write(tmp_path, f"{new_id()},{new_id()},,", line)
@@ -185,7 +185,7 @@ def test_file_with_another_heading_is_refused(tmp_path: Path, heading: str) -> N
         run("load_property_objects", write(tmp_path, heading=heading))
 
 
-def test_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
+def test_file_that_is_missing_or_not_text_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="cannot be read: FileNotFoundError"):
         run("load_property_objects", str(tmp_path / "none.csv"))
     (tmp_path / "objects.csv").write_bytes(b"\xff\xfe\x00")
@@ -311,7 +311,7 @@ def test_backfill_of_no_period_is_refused(bounds: list[str]) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", ["enrich_view_facts", "backfill_session_facts"])
-def test_command_tells_that_clickhouse_is_away(name: str, settings: Any) -> None:
+def test_command_reports_that_clickhouse_is_unreachable(name: str, settings: Any) -> None:
     settings.CLICKHOUSE_URL = "http://default:hunter2@127.0.0.1:1/"
     silent_session(minutes=13)
     close_inactive()

@@ -96,7 +96,7 @@ def test_no_log_line_quotes_a_row(
 
 
 @pytest.mark.kafka
-def test_process_starts_without_clickhouse_and_stops_when_told(
+def test_process_starts_without_clickhouse_and_stops_when_asked(
     real_broker: RealBroker, tmp_path: Path
 ) -> None:
     log, port = tmp_path / "log", find_free_port()

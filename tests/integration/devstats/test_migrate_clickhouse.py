@@ -256,7 +256,7 @@ def test_clusters_statements_parse_and_are_replicated_and_distributed(client: Cl
     assert all("\nSETTINGS replicated_deduplication_window = 1000" in each for each in facts)
 
 
-def test_clickhouse_away_is_told_by_class_and_code(settings: Any) -> None:
+def test_unreachable_clickhouse_is_reported_by_class_and_code(settings: Any) -> None:
     settings.CLICKHOUSE_URL = "http://default:hunter2@127.0.0.1:1/"
     with pytest.raises(CommandError, match="ClickHouse is away or refuses") as raised:
         run_command()

@@ -363,7 +363,7 @@ def test_invalid_period_is_400_with_a_reason_beside_the_field(
     query: dict[str, str], field: str, message: str
 ) -> None:
     response = show(reader(OWNER), 400, **query)
-    assert any(message in fault for fault in response.context["form"].errors[field])
+    assert any(message in error for error in response.context["form"].errors[field])
     beside = response.content.decode().partition(f'name="{field}"')[2].partition("</div>")[0]
     assert message in beside
     assert 'aria-invalid="true"' in beside

@@ -122,7 +122,7 @@ def test_developer_logs_in_and_sees_their_month_on_phone_and_desktop(
 
     if picture := request.config.getoption("--picture"):
         picture.write_bytes(browser.picture())
-    assert browser.faults == []
+    assert browser.errors == []
     assert browser.requested_hosts == {live_server.url.removeprefix("http://")}
 
 

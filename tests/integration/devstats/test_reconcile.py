@@ -265,7 +265,7 @@ def test_dead_letter_is_lost_and_its_row_repairs_it(stores: Stores) -> None:
     assert run_command(stores, "--repair")[0] == 0
 
 
-def test_row_without_message_and_message_without_offset_are_told_apart(stores: Stores) -> None:
+def test_row_without_message_and_message_without_offset_are_distinguished(stores: Stores) -> None:
     stores.close(stores.hour, stores.hour)
     first, second = OutboxMessage.objects.filter(topic=stores.sessions).order_by("id")
     first.delete()

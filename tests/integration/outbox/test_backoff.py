@@ -13,7 +13,7 @@ from outbox.models import OutboxMessage
 from outbox.services import enqueue, redrive
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.producer import DeliveryFault, Message
+from pinactivity.kafka.producer import DeliveryError, Message
 from pinactivity.kafka.topics import SESSION_ENDED
 from pinactivity.postgres.clock import statement_time
 from sessions.events import SessionLinked
@@ -38,7 +38,7 @@ class OneTopicIsGone:
     def publish(self, messages: Any) -> Any:
         there = [message for message in messages if message.topic != self._topic]
         answers = iter(self._publisher.publish(there))
-        gone = DeliveryFault("KafkaTimeoutError", message_at_fault=False)
+        gone = DeliveryError("KafkaTimeoutError", is_permanent=False)
         return [gone if m.topic == self._topic else next(answers) for m in messages]
 
     def is_reachable(self) -> bool:
@@ -117,7 +117,7 @@ def test_message_refused_once_is_sent_singly(publisher: Any) -> None:
     batches: list[int] = []
 
     class Refusing(RefusingPublisher):
-        def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+        def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
             batches.append(len(messages))
             return super().publish(messages)
 
@@ -136,11 +136,11 @@ def test_backoff_for_the_broker_is_shared_and_ends_when_it_is_back(publisher: An
         asked = 0
         is_back = False
 
-        def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+        def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
             if self.is_back:
                 return publisher.publish(messages)  # type: ignore[no-any-return]  # a fixture's
             self.asked += 1
-            return [DeliveryFault("NoBrokersAvailable", message_at_fault=False)] * len(messages)
+            return [DeliveryError("NoBrokersAvailable", is_permanent=False)] * len(messages)
 
         def is_reachable(self) -> bool:
             return self.is_back

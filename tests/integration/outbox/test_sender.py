@@ -13,7 +13,7 @@ from kafka.partitioner import murmur2
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.producer import DeliveryFault, KafkaPublisher, Message, Publisher
+from pinactivity.kafka.producer import DeliveryError, KafkaPublisher, Message, Publisher
 from pinactivity.kafka.topics import SESSION_ENDED
 from sessions.events import SessionEnded
 from tests.outbox import (
@@ -138,7 +138,7 @@ class _AfterTheMarks:
         self._publisher, self._then = publisher, then
         self._is_marked = False
 
-    def publish(self, messages: Sequence[Message]) -> list[DeliveryFault | None]:
+    def publish(self, messages: Sequence[Message]) -> list[DeliveryError | None]:
         if not self._is_marked:
             self._is_marked = True
             self._wait_for_marks()

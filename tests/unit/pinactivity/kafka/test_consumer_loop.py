@@ -30,7 +30,7 @@ from tests.consuming import (
 SECRET = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 
-def test_decoding_that_fails_by_a_fault_of_ours_is_poison_and_does_not_leak(
+def test_decoding_that_fails_by_our_own_error_is_poison_and_does_not_leak(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Faulty(NumberHandler):
@@ -64,7 +64,7 @@ def test_logs_say_what_happened_and_nothing_of_the_payload(
     assert SECRET not in str(logs)
 
 
-def test_what_postgresql_refuses_is_the_rows_fault(bench: Bench, handler: NumberHandler) -> None:
+def test_row_that_postgresql_refuses_is_poison(bench: Bench, handler: NumberHandler) -> None:
     def refuse(entries: Sequence[Entry[int]]) -> None:
         if any(entry.row == 2 for entry in entries):
             raise DataError(SECRET)
@@ -76,7 +76,7 @@ def test_what_postgresql_refuses_is_the_rows_fault(bench: Bench, handler: Number
     assert dict(bench.dead_letters[0].headers)["dlq-reason"] == b"row-refused"
 
 
-def test_any_other_fault_of_a_flush_keeps_the_batch(bench: Bench, handler: NumberHandler) -> None:
+def test_any_other_error_of_a_flush_keeps_the_batch(bench: Bench, handler: NumberHandler) -> None:
     errors: list[Exception] = [OperationalError(SECRET), RuntimeError(SECRET)]
 
     def fail(entries: Sequence[Entry[int]]) -> None:
