@@ -1,9 +1,9 @@
 """Writes events into the outbox, and redrives parked messages; nothing else writes there."""
 
-import json
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+import msgspec
 import structlog
 import uuid_utils
 from django.conf import settings
@@ -71,7 +71,7 @@ def enqueue(events: Iterable[Event]) -> None:
             f'"traceparent":"{traceparent}"}}'
         )
         # JSON has escaped tabs and line ends. COPY would interpret only the backslashes.
-        payload = _encode(event.payload()).replace("\\", "\\\\")
+        payload = _encode(event.payload()).decode().replace("\\", "\\\\")
         shard = settings.OUTBOX.shard_of(key)
         lines.append(f"{uuid_utils.uuid7()}\t{shard}\t{event.TOPIC}\t{key}\t{headers}\t{payload}\n")
     if not lines:
@@ -113,4 +113,4 @@ def redrive(messages: OutboxMessageQuerySet, *, limit: int | None = None) -> int
     return count
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_encode = msgspec.json.Encoder().encode

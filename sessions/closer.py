@@ -95,7 +95,7 @@ class _RunState:
     closed_sessions: int = 0
     closed_views: int = 0
     failures: int = 0
-    set_aside: list[UUID] = field(default_factory=list)
+    set_aside: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -265,10 +265,10 @@ class ActivityCloser:
 
     def _close_units(self, phase: _Phase, run: _RunState, batch: _BatchLog) -> None:
         unit = phase.unit
-        since: datetime | None = None
+        since: str | None = None
         while True:
             self._check_end(run)
-            claimed: list[tuple[UUID, datetime]] = []
+            claimed: list[tuple[str, str]] = []
             try:
                 closed = self._close_unit(phase, run, claimed, since=since, limit=unit)
             except Exception as exc:
@@ -292,7 +292,7 @@ class ActivityCloser:
             since = claimed[-1][1]
 
     def _close_one_by_one(
-        self, phase: _Phase, run: _RunState, failed: list[tuple[UUID, datetime]], error: Exception
+        self, phase: _Phase, run: _RunState, failed: list[tuple[str, str]], error: Exception
     ) -> int:
         """Close the rows of a failed unit, each in a transaction; set aside those that fail."""
         if len(failed) == 1:
@@ -314,11 +314,11 @@ class ActivityCloser:
         self,
         phase: _Phase,
         run: _RunState,
-        claimed: list[tuple[UUID, datetime]],
+        claimed: list[tuple[str, str]],
         *,
         limit: int,
-        since: datetime | None = None,
-        row_id: UUID | None = None,
+        since: str | None = None,
+        row_id: str | None = None,
     ) -> int:
         """Claim up to `limit` due rows, close them and commit.
 
@@ -383,10 +383,10 @@ def _count_backlog(cutoff: datetime) -> int:
     return counted
 
 
-def _set_aside(phase: _Phase, run: _RunState, row_id: UUID, error: Exception) -> None:
+def _set_aside(phase: _Phase, run: _RunState, row_id: str, error: Exception) -> None:
     """Exclude a row from the rest of this run; the next tick retries it."""
     run.set_aside.append(row_id)
-    item = {"id": str(row_id), "type": phase.row_type, **describe_error(error)}
+    item = {"id": row_id, "type": phase.row_type, **describe_error(error)}
     if sqlstate(error) == LOCK_TIMEOUT:
         log.info("item busy", **item)  # a long transaction has locked it: not an error
         return

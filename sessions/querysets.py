@@ -3,11 +3,12 @@
 from collections.abc import Collection
 from datetime import datetime
 from typing import Self, TypeVar
-from uuid import UUID
 
 from django.db import models
 from django.db.models.expressions import Combinable
+from django.db.models.functions import Cast
 
+from pinactivity.core.ids import Id
 from sessions.lifecycle import Status
 
 Row_co = TypeVar("Row_co", bound=models.Model, covariant=True)
@@ -28,21 +29,22 @@ class ActivityQuerySet(models.QuerySet[Row_co]):
         *,
         cutoff: datetime,
         limit: int,
-        since: datetime | None = None,
-        row_id: UUID | None = None,
-        set_aside: Collection[UUID] = (),
-    ) -> list[tuple[UUID, datetime]]:
+        since: str | None = None,
+        row_id: Id | None = None,
+        set_aside: Collection[Id] = (),
+    ) -> list[tuple[str, str]]:
         """Lock due rows until the transaction ends, skipping rows that are locked already.
 
         Args:
             cutoff: As in `due`.
             limit: The most rows to lock.
-            since: Only rows whose LastActivityAt is not before it.
+            since: Only rows whose LastActivityAt, as returned here, is not before it.
             row_id: Only this row, if it is still due.
             set_aside: Never these rows.
 
         Returns:
-            (id, LastActivityAt) of each row, oldest first.
+            (id, LastActivityAt) of each row as text, oldest first. Reading them as Python objects
+            takes as long as the rest of the claim (docs/adr/0002).
         """
         rows = self.due(cutoff=cutoff).exclude(id__in=set_aside)
         if since is not None:
@@ -50,4 +52,7 @@ class ActivityQuerySet(models.QuerySet[Row_co]):
         if row_id is not None:
             rows = rows.filter(id=row_id)
         locked = rows.select_for_update(skip_locked=True, no_key=True)
-        return list(locked.values_list("id", "last_activity_at")[:limit])
+        texts = locked.values_list(
+            Cast("id", models.TextField()), Cast("last_activity_at", models.TextField())
+        )
+        return list(texts[:limit])

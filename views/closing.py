@@ -4,10 +4,10 @@ A caller locks its rows, then calls this module in the same transaction. A view 
 its session needs no lock on the session; `sessions/transitions.py` closes a session with its views.
 """
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 
+import msgspec
 from django.db import connection
 
 from outbox.services import enqueue
@@ -79,7 +79,9 @@ def end_views(
             anonymous_id=anonymous_id,
             user_id=user_id,
             view_source=view_source,
-            filter_snapshot=None if filter_snapshot is None else json.loads(filter_snapshot),
+            filter_snapshot=None
+            if filter_snapshot is None
+            else msgspec.json.decode(filter_snapshot),
             created_at=created_at,
             last_activity_at=last_activity_at,
             duration_seconds=duration_seconds,
