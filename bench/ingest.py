@@ -25,7 +25,7 @@ from devstats.facts import SessionFact, decode_session
 from devstats.tables import SESSION_FACTS
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.buffer import BatchLimits
 from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import DeliveryError, Message

@@ -13,7 +13,7 @@ from devstats.ownership import PropertyObject, decode_property_object, with_owne
 from devstats.property_objects import find_versions, store_objects
 from devstats.tables import SESSION_FACTS, VIEW_FACTS
 from devstats.writer import FactWriter, Row
-from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.buffer import BatchLimits
 from pinactivity.kafka.entry import Entry
 from pinactivity.kafka.record import Poison, Record
 from pinactivity.kafka.spec import ConsumerSpec, SinkUnavailable, register

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from pinactivity.kafka.contracts import Contract, EventDecoder, TimeSince1970
+from pinactivity.kafka.event_decoder import Contract, EventDecoder, TimeSince1970
 
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """The contract's `int`: up to 68 years."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.buffer import BatchLimits
 from pinactivity.kafka.entry import Entry
 from pinactivity.kafka.payload import Payload
 from pinactivity.kafka.record import Poison, Record

@@ -11,7 +11,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from prometheus_client import REGISTRY
 
 from pinactivity.core.ids import new_id
-from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.buffer import BatchLimits
 from pinactivity.kafka.entry import Entry
 from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions

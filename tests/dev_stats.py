@@ -18,7 +18,7 @@ from devstats.clickhouse import DATABASE, connect_writer
 from devstats.clickhouse_migrations import migrate
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.buffer import BatchLimits
 from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.options import ConsumerOptions
 from pinactivity.kafka.producer import Publisher

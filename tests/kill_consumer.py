@@ -20,7 +20,7 @@ import django
 from django.conf import settings
 from kafka import TopicPartition
 
-from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.buffer import BatchLimits
 from pinactivity.kafka.loop import Consumer
 from pinactivity.kafka.producer import DeliveryError, Message
 from pinactivity.kafka.record import Partition

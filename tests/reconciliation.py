@@ -19,7 +19,7 @@ from devstats.writer import FactWriter
 from outbox.models import OutboxMessage
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.buffer import BatchLimits
 from pinactivity.kafka.entry import Entry
 from pinactivity.kafka.envelope import read_envelope
 from pinactivity.kafka.history import opened_reader, read

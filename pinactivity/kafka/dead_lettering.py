@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from pinactivity.kafka.dead_letters import make_dead_letter
+from pinactivity.kafka.dead_letter_topics import make_dead_letter
 from pinactivity.kafka.entry import Entry, State
 from pinactivity.kafka.producer import Publisher
 from pinactivity.kafka.spec import ConsumerSpec, SlowDown

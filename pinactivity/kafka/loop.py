@@ -15,7 +15,7 @@ from django.db import connections
 from kafka.errors import KafkaError
 
 from pinactivity.core.error_info import describe_error
-from pinactivity.kafka.batch import Batch
+from pinactivity.kafka.buffer import Batch
 from pinactivity.kafka.dead_lettering import DeadLettering, DeadLettersRefused
 from pinactivity.kafka.entry import Entry, State
 from pinactivity.kafka.envelope import read_envelope

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from django.utils.module_loading import autodiscover_modules
 
-from pinactivity.kafka.batch import BatchLimits
+from pinactivity.kafka.buffer import BatchLimits
 from pinactivity.kafka.entry import Entry, Row
 from pinactivity.kafka.record import Record
 from pinactivity.telemetry import metrics

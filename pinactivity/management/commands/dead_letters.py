@@ -8,7 +8,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from kafka.errors import KafkaError
 
-from pinactivity.kafka.dead_letters import DeadLetterTopics, RedriveFailed, describe_record
+from pinactivity.kafka.dead_letter_topics import DeadLetterTopics, RedriveFailed, describe_record
 from pinactivity.kafka.producer import KafkaPublisher
 from pinactivity.kafka.spec import registered_consumers
 from pinactivity.kafka.topic_admin import MAX_DEAD_LETTER_BYTES

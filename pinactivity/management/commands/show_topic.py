@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
-from pinactivity.kafka.dead_letters import describe_record
+from pinactivity.kafka.dead_letter_topics import describe_record
 from pinactivity.kafka.source import to_record
 
 

@@ -25,7 +25,7 @@ from devstats.ownership import PropertyObject, decode_property_object, with_owne
 from devstats.tables import PROPERTY_OBJECTS, SESSION_FACTS, VIEW_FACTS
 from pinactivity.core.ids import new_id
 from pinactivity.core.times import iso_utc
-from pinactivity.kafka.contracts import Contract, EventDecoder
+from pinactivity.kafka.event_decoder import Contract, EventDecoder
 from pinactivity.kafka.record import Poison, Record
 from pinactivity.kafka.testing import record
 from tests.dev_stats import CREATED_AT, changed_object, ended_session, ended_view

@@ -106,9 +106,9 @@ def test_session_linked_is_the_contracts_payload() -> None:
         version=2,
     )
     assert _encode(event.payload()) == (
-        '{"SessionId":"00000000-00ab-cdef-0000-000000000001",'
-        '"AnonymousId":"00000000-00ab-cdef-0000-000000000002",'
-        '"UserId":"00000000-00ab-cdef-0000-000000000003","LinkedAt":"2026-03-01T12:00:00.000000Z"}'
+        b'{"SessionId":"00000000-00ab-cdef-0000-000000000001",'
+        b'"AnonymousId":"00000000-00ab-cdef-0000-000000000002",'
+        b'"UserId":"00000000-00ab-cdef-0000-000000000003","LinkedAt":"2026-03-01T12:00:00.000000Z"}'
     )
 
 

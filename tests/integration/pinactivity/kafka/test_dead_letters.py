@@ -8,7 +8,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from pinactivity.kafka.dead_letters import DeadLetterTopics
+from pinactivity.kafka.dead_letter_topics import DeadLetterTopics
 from tests.consuming import (
     Bench,
     NumberHandler,

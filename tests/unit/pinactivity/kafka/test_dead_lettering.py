@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pinactivity.kafka.dead_letter_topics import make_dead_letter
 from pinactivity.kafka.dead_lettering import count_poison_at_end, find_limit
-from pinactivity.kafka.dead_letters import make_dead_letter
 from pinactivity.kafka.entry import Entry, State
 from pinactivity.kafka.record import Record
 from pinactivity.kafka.spec import ConsumerSpec

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pinactivity.core.errors import InvalidOptions
-from pinactivity.kafka.batch import Batch, BatchLimits
+from pinactivity.kafka.buffer import Batch, BatchLimits
 from pinactivity.kafka.options import ConsumerOptions
 from tests.consuming import Clock
 
