@@ -52,12 +52,12 @@ class SessionFactsHandler:
         """Add the rows.
 
         Raises:
-            Poison: a CreatedAt lies more than an hour ahead; ClickHouse refuses a row.
+            Poison: a CreatedAt or LastActivityAt lies more than an hour ahead; ClickHouse refuses
+                a row.
             SinkUnavailable: ClickHouse is away.
         """
         with _sink():
-            latest = max(entry.row.event_time for entry in entries)
-            _refuse_future(self._writer, latest, "created-at-in-the-future")
+            _refuse_future_events(self._writer, entries, "created-at-in-the-future")
             rows = _distinct(entries)
             self._writer.append(SESSION_FACTS, rows, while_waiting=while_waiting)
         DEV_STATS_SESSION_FACTS_INGESTED.inc(len(rows))
@@ -86,8 +86,7 @@ class ViewFactsHandler:
             SinkUnavailable: ClickHouse is away.
         """
         with _sink():
-            latest = max(entry.row.event_time for entry in entries)
-            _refuse_future(self._writer, latest, "viewed-at-in-the-future")
+            _refuse_future_events(self._writer, entries, "viewed-at-in-the-future")
             rows = _distinct(entries)
             versions = find_versions(
                 self._writer.client, [view.property_object_id for view in rows.values()]
@@ -145,6 +144,14 @@ def _sink() -> Iterator[None]:
         raise Poison("row-refused") from exc
     except StorageUnavailable as exc:
         raise SinkUnavailable from exc.__cause__
+
+
+def _refuse_future_events(
+    writer: FactWriter, entries: Sequence[Entry[SessionFact] | Entry[ViewFact]], reason: str
+) -> None:
+    _refuse_future(writer, max(entry.row.event_time for entry in entries), reason)
+    latest = max(entry.row.last_activity_at for entry in entries)
+    _refuse_future(writer, latest, "last-activity-at-in-the-future")
 
 
 def _refuse_future(writer: FactWriter, latest: datetime, reason: str) -> None:

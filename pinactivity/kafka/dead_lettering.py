@@ -20,9 +20,10 @@ class PoisonLimitReached(Exception):
 
     def __init__(self, spec: ConsumerSpec, limit: int) -> None:
         super().__init__(
-            f"{spec.name}: more than {limit} poison messages in a row. Nothing after them was"
-            f" touched. See what they are (manage.py dead_letters list), correct the producer or"
-            f" this consumer, then start it again."
+            f"{spec.name}: more than {limit} poison messages in a row. Their offsets"
+            f" are not all committed, so what follows is read again, and written once. See what"
+            f" they are (manage.py dead_letters list), correct the producer or this consumer, then"
+            f" start it again."
         )
 
 

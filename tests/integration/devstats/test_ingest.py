@@ -140,10 +140,12 @@ def in_the_future(minutes: float) -> str:
         ({"DurationSeconds": -1}, "duration-seconds-invalid"),
         ({"CreatedAt": "0001-01-01T00:00:00Z"}, "created-at-default"),
         ({"CreatedAt": "later", "LastActivityAt": "later"}, "created-at-in-the-future"),
+        ({"LastActivityAt": "later"}, "last-activity-at-in-the-future"),
+        ({"LastActivityAt": "9999-12-31T23:59:59.999999Z"}, "last-activity-at-in-the-future"),
         ({"SessionId": "00000000-0000-0000-0000-000000000000"}, "session-id-invalid"),
         (b"\xff\xfe", "value-not-json"),
     ],
-    ids=["duration", "default", "future", "empty", "bytes"],
+    ids=["duration", "default", "future", "activity", "year 9999", "empty", "bytes"],
 )
 def test_bad_value_goes_to_the_dead_letters_and_the_partition_goes_on_ac_boundaries_retry_2_c53(
     sessions: Ingest, clickhouse: Client, bad: Any, reason: str
@@ -213,7 +215,13 @@ def test_view_of_the_future_is_poison(views: Ingest, clickhouse: Client) -> None
     late = in_the_future(61)
     views.send(ended_view(ViewedAt=late, LastActivityAt=late), ended_view())
     views.run()
-    assert views.reasons == ["viewed-at-in-the-future"]
+    views.send(ended_view(LastActivityAt=late), ended_view(LastActivityAt="9999-12-31T00:00:00Z"))
+    views.run()
+    assert views.reasons == [
+        "viewed-at-in-the-future",
+        "last-activity-at-in-the-future",
+        "last-activity-at-in-the-future",
+    ]
     assert count_rows(clickhouse, "property_object_view_facts") == 1
 
 
