@@ -19,6 +19,7 @@ from pinactivity.demo.replay import (
     property_object_id,
     read_visits,
 )
+from pinactivity.management.demonstration import add_database_argument, require_demonstration
 
 _ALWAYS = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -31,9 +32,11 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", type=Path)
+        add_database_argument(parser)
         parser.add_argument("--reader", metavar="NAME", help="Who may see developer 1.")
 
     def handle(self, *args: Any, file: Path, reader: str | None, **options: Any) -> None:
+        require_demonstration(options["database_name"])
         try:
             visits = read_visits(file)
         except UnreadableVisits as exc:

@@ -22,6 +22,7 @@ from pinactivity.demo.replay import (
     anonymous_id,
     read_visits,
 )
+from pinactivity.management.demonstration import add_database_argument, require_demonstration
 from pinactivity.postgres.clock import statement_time
 from pinactivity.postgres.locks import REPLAY, advisory_lock
 from sessions.closer import ActivityCloser
@@ -39,6 +40,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--tick", type=_tick, default=timedelta(seconds=60), help="Seconds between closer runs."
         )
+        add_database_argument(parser)
         repeated = parser.add_mutually_exclusive_group()
         repeated.add_argument(
             "--again", action="store_true", help="Play even if sessions of the first device exist."
@@ -55,6 +57,7 @@ class Command(BaseCommand):
         return {**kwargs, "databases": ["default"]}
 
     def handle(self, *args: Any, **options: Any) -> None:
+        require_demonstration(options["database_name"])
         try:
             visits = read_visits(options["file"])
         except UnreadableVisits as exc:
