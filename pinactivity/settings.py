@@ -113,6 +113,11 @@ RATE_LIMITS = env.options(
 
 JWT_ISSUER = env.str("JWT_ISSUER", default="pin-identity" if DEVELOPMENT else REQUIRED)
 JWT_AUDIENCE = env.str("JWT_AUDIENCE", default="pinactivity" if DEVELOPMENT else REQUIRED)
+JWT_MAX_LIFETIME = env.time_span(
+    "JWT_MAX_LIFETIME",
+    default=timedelta(days=1),
+    validate=between(timedelta(minutes=1), timedelta(days=366)),
+)
 JWT_JWKS_URL = env.str("JWT_JWKS_URL", default="")
 JWT_PUBLIC_KEY = env.str("JWT_PUBLIC_KEY", default="")
 JWT_DEVELOPMENT_SECRET = env.str("JWT_DEVELOPMENT_SECRET", default="")

@@ -81,12 +81,28 @@ def _verify(token: str) -> Actor:
             leeway=_LEEWAY_SECONDS,
             options={"require": ["exp", "iss", "aud", "sub"]},
         )
+        _check_times(claims)
         return Actor(parse_id(claims["sub"]), claims)
     except jwt.ExpiredSignatureError as exc:
         raise Unauthorized("expired") from exc
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as exc:
         # PyJWT lets errors of its parsers through when a token is hostile.
         raise Unauthorized("invalid") from exc
+
+
+def _check_times(claims: Mapping[str, Any]) -> None:
+    """Hold the claims of time to numbers, and to a token's longest lifetime around now.
+
+    PyJWT also reads digits in a text, and takes an expiry in milliseconds for the far future.
+
+    Raises:
+        jwt.InvalidTokenError: a claim is no number, or is too far from now.
+    """
+    farthest = settings.JWT_MAX_LIFETIME.total_seconds() + _LEEWAY_SECONDS
+    for name in ("exp", "iat", "nbf"):
+        seconds = claims.get(name, time.time())
+        if type(seconds) not in (int, float) or not abs(seconds - time.time()) <= farthest:
+            raise jwt.InvalidTokenError(f"{name} is no time of a token")
 
 
 def _key_for(token: str) -> tuple[Any, list[str]]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,10 @@ from tests.tokens import SECRET, bearer, claims, development_token, pem, segment
 pytestmark = pytest.mark.django_db
 
 
+def now_seconds() -> int:
+    return int(time.time())
+
+
 WRONG_CLAIMS: dict[str, Callable[[], dict[str, Any]]] = {
     "another issuer": lambda: {"iss": "somebody-else"},
     "a part of the issuer": lambda: {"iss": "pin"},
@@ -45,6 +50,18 @@ WRONG_CLAIMS: dict[str, Callable[[], dict[str, Any]]] = {
     "an expiry that is text": lambda: {"exp": "tomorrow"},
     "an endless expiry": lambda: {"exp": float("inf")},
     "an expiry that is no number": lambda: {"exp": float("nan")},
+    "an expiry in milliseconds": lambda: {"exp": now_seconds() * 1_000},
+    "an expiry in microseconds": lambda: {"exp": now_seconds() * 1_000_000},
+    "the year 9999": lambda: {"exp": 253_402_300_799},
+    "beyond any year": lambda: {"exp": 10**300},
+    "two days": lambda: {"exp": at(hours=48)},
+    "digits in a text": lambda: {"exp": str(now_seconds() + 3600)},
+    "true": lambda: {"exp": True},
+    "issued in milliseconds": lambda: {"iat": now_seconds() * 1_000},
+    "issued two days ago": lambda: {"iat": at(hours=-48)},
+    "issued when, as text": lambda: {"iat": str(now_seconds())},
+    "valid since 1970": lambda: {"nbf": 0},
+    "valid since a text": lambda: {"nbf": str(now_seconds())},
     "not valid yet": lambda: {"nbf": at(minutes=5)},
     "issued in the future": lambda: {"iat": at(minutes=5)},
     "no subject": lambda: {"sub": None},
@@ -88,7 +105,7 @@ def test_payload_that_is_no_object_is_unauthorized(
     "change",
     [
         {"aud": ["favorites", "pinactivity"]},
-        {"exp": 4_102_444_800},
+        {"exp": 1.5 + int(time.time()) + 3600},
         {"sub": str(USER).upper()},
         {"sub": f"{{{USER}}}"},
         {"sub": USER.hex},
