@@ -12,10 +12,11 @@ from pinactivity.core.ids import parse_id
 
 
 def _minutes(text: str) -> int:
-    """Read minutes, at most a year's: an expiry much later would be no date."""
+    """Read minutes, at most the longest lifetime of a token that the API accepts."""
     minutes = int(text)
-    if not 1 <= minutes <= 366 * 24 * 60:
-        raise ArgumentTypeError("must be from 1 to 527040")
+    most = settings.JWT_MAX_LIFETIME // timedelta(minutes=1)
+    if not 1 <= minutes <= most:
+        raise ArgumentTypeError(f"must be from 1 to {most} (JWT_MAX_LIFETIME)")
     return minutes
 
 
